@@ -1,0 +1,41 @@
+# Every target makes .venv when it is missing and reuses it afterwards. All paths are relative: a folder with spaces works.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint format bench docs clean
+
+help:  ## Show the targets
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+setup: $(VENV)/.dev  ## Make .venv and install ambiseg with everything the tests need
+
+# The stamp is written last, so an interrupted installation is taken up again.
+$(VENV)/.dev: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $@
+
+test: setup lint  ## Lint, check types, run all tests and doctests
+	$(BIN)/python -m pytest
+
+lint: setup  ## ruff (rules and format) and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: setup  ## Rewrite the code in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup  ## Print the benchmark tables and write them to benchmarks/results/
+	$(BIN)/python -m benchmarks
+
+docs: setup  ## Build the documentation into docs/_build/html
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
+clean:  ## Remove what the other targets made
+	rm -rf $(VENV) docs/_build build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,294 @@
+"""The one currency: a distribution of masks, for annotations and for predictions alike."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_FORMAT = "ambiseg.MaskDistribution/1"
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32)
+_TOLERANCE = 1e-4  # how far a row of weights may be from 1: float32 sums of thousands of samples stay well inside
+
+
+@dataclass(frozen=True, eq=False)
+class MaskDistribution:
+    """Weighted masks of a batch of images:  μ_b = Σ_i weights[b, i] · δ(labels[b, i]).
+
+    Annotations and predictions are both this type, so every metric takes two of them.
+
+    Args:
+        labels: ``[B, N, H, W]`` or ``[B, N, D, H, W]`` integer class ids (bool is read as 0/1).
+        weights: ``[B, N]``, rows sum to 1; ``None`` means equal. 0 is an absent annotator (padding): its mask
+            counts nowhere, whatever it holds.
+        valid: ``[B, H, W]`` (``[B, D, H, W]``) bool. ``False`` is a void pixel: it counts nowhere, whatever
+            label it holds. ``None`` means that every pixel counts.
+        marginal: ``[B, C, H, W]`` weighted mean of soft predictions, when the producer has it.
+
+    NumPy arrays are taken as they are. Ranks, shapes and dtypes are always checked; values (negative ids,
+    weights that do not sum to 1) are checked on the CPU at construction, and on an accelerator only by an
+    explicit :meth:`check_values`, because looking at a value there would wait for the device.
+
+    >>> readers = MaskDistribution(torch.tensor([[[[0, 1]], [[1, 1]]]]))     # one image 1×2, two readers
+    >>> readers
+    MaskDistribution(1 image of 1×2, 2 masks, equal weights)
+    >>> readers.marginal_probs(classes=2)[0, 1]
+    tensor([[0.5000, 1.0000]])
+    """
+
+    labels: Tensor
+    weights: Tensor | None = None
+    valid: Tensor | None = None
+    marginal: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, _as_tensor(getattr(self, field.name), field.name))
+        if self.labels.dtype == torch.bool:
+            object.__setattr__(self, "labels", self.labels.to(torch.uint8))
+        self._check_form()
+        if self.labels.is_cpu:
+            self.check_values()
+
+    # -- shape ---------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return self.labels.shape[0]
+
+    @property
+    def count(self) -> int:
+        """Number of masks an image, padding included."""
+        return self.labels.shape[1]
+
+    @property
+    def spatial(self) -> torch.Size:
+        """``(H, W)`` or ``(D, H, W)``."""
+        return self.labels.shape[2:]
+
+    @property
+    def device(self) -> torch.device:
+        return self.labels.device
+
+    @property
+    def mass(self) -> Tensor:
+        """The weights ``[B, N]``, written out when they are equal."""
+        if self.weights is not None:
+            return self.weights
+        return torch.full(self.labels.shape[:2], 1 / self.count, device=self.device)
+
+    # -- what it says about a pixel ------------------------------------------------------------------------
+
+    def class_ids(self, classes: int) -> Tensor:
+        """The labels as int64, 0 wherever they count nowhere (void, padding); ``ValueError`` from ``classes`` up."""
+        labels = self.labels.long()
+        if self.weights is not None:
+            labels = labels * (self.weights > 0)[(...,) + (None,) * len(self.spatial)]
+        if self.valid is not None:
+            labels = labels * self.valid[:, None]
+        if labels.is_cpu and (top := int(labels.max())) >= classes:
+            image, mask = (labels.flatten(2).amax(2) == top).nonzero()[0].tolist()
+            raise ValueError(
+                f"class ids must be below classes={classes}, found {top} in mask {mask} of image {image} "
+                "(mark pixels that do not count with `valid`)"
+            )
+        return labels
+
+    def marginal_probs(self, classes: int) -> Tensor:
+        """Pixel-wise probability of each class ``[B, classes, *spatial]``; 0 at void pixels.
+
+        p(c at pixel) = Σ_i weights[i] · [labels[i] = c], or the producer's own soft ``marginal`` where there is one.
+        """
+        if self.marginal is not None:
+            if self.marginal.shape[1] != classes:
+                raise ValueError(f"expected a marginal of {classes} classes, found {self.marginal.shape[1]}")
+            probs = self.marginal
+        else:
+            labels = self.class_ids(classes)
+            mass = self.mass[(...,) + (None,) * len(self.spatial)].expand(labels.shape)
+            probs = mass.new_zeros(len(self), classes, *self.spatial).scatter_add_(1, labels, mass)
+        return probs if self.valid is None else probs * self.valid[:, None]
+
+    def entropy(self, classes: int | None = None) -> Tensor:
+        """Pixel entropy map ``[B, *spatial]`` in nats, −Σ_c p_c log p_c of the marginal; 0 at void pixels."""
+        if classes is None:
+            classes = int(self.labels.max()) + 1 if self.marginal is None else self.marginal.shape[1]
+        return torch.special.entr(self.marginal_probs(classes)).sum(1)
+
+    # -- moving, slicing, joining --------------------------------------------------------------------------
+
+    def to(self, device: torch.device | str) -> MaskDistribution:
+        return replace(self, **{k: v.to(device) for k, v in self._tensors().items()})
+
+    def __getitem__(self, images: int | slice | Sequence[int] | Tensor) -> MaskDistribution:
+        """Some of the images. An integer keeps its batch dimension, so the result is always a distribution."""
+        if isinstance(images, int):
+            if not -len(self) <= images < len(self):
+                raise IndexError(f"image {images} of a distribution of {len(self)}")
+            images = slice(images, images + 1 or None)
+        elif not isinstance(images, slice | Tensor):
+            images = torch.as_tensor(images, dtype=torch.long, device=self.device)
+        return replace(self, **{k: v[images] for k, v in self._tensors().items()})
+
+    @staticmethod
+    def concat(parts: Sequence[MaskDistribution]) -> MaskDistribution:
+        """Join along the images. Fewer masks than the widest part are padded with masks of weight 0.
+
+        >>> two, three = (MaskDistribution(torch.zeros(1, n, 4, 4, dtype=torch.uint8)) for n in (2, 3))
+        >>> MaskDistribution.concat([two, three]).mass
+        tensor([[0.5000, 0.5000, 0.0000],
+                [0.3333, 0.3333, 0.3333]])
+        """
+        if not parts:
+            raise ValueError("expected at least one distribution to join, found none")
+        if len(found := {tuple(part.spatial) for part in parts}) > 1:
+            raise ValueError(f"expected masks of one size, found {' and '.join(map(_size, sorted(found)))}")
+        if len({part.marginal is None for part in parts}) > 1:
+            raise ValueError("expected a marginal in every part or in none, found some with and some without")
+        widest = max(part.count for part in parts)
+        weighted = any(part.weights is not None or part.count < widest for part in parts)
+        masked = any(part.valid is not None for part in parts)
+
+        def pad(x: Tensor) -> Tensor:
+            return torch.cat([x, x.new_zeros(len(x), widest - x.shape[1], *x.shape[2:])], 1)
+
+        def everywhere(part: MaskDistribution) -> Tensor:
+            return torch.ones(len(part), *part.spatial, dtype=torch.bool, device=part.device)
+
+        marginals = [part.marginal for part in parts if part.marginal is not None]
+        return MaskDistribution(
+            labels=torch.cat([pad(part.labels) for part in parts]),
+            weights=torch.cat([pad(part.mass) for part in parts]) if weighted else None,
+            valid=torch.cat([everywhere(p) if p.valid is None else p.valid for p in parts]) if masked else None,
+            marginal=torch.cat(marginals) if marginals else None,
+        )
+
+    # -- files ---------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write an ``.npz`` of plain arrays. The file appears whole or not at all."""
+        path = Path(path)
+        arrays = {name: tensor.detach().cpu().numpy() for name, tensor in self._tensors().items()}
+        arrays["format"] = np.array(_FORMAT)
+        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                np.savez_compressed(file, allow_pickle=False, **arrays)
+            os.replace(draft, path)
+        except BaseException:
+            os.unlink(draft)
+            raise
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> MaskDistribution:
+        """Read what :meth:`save` wrote. Nothing in the file is executed: pickled objects are refused."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                if not isinstance(file, np.lib.npyio.NpzFile) or str(file.get("format")) != _FORMAT:
+                    raise ValueError(f"expected an npz of {_FORMAT}, found another kind of file")
+                arrays = {k: torch.from_numpy(file[k]) for k in file.files if k != "format"}
+            return MaskDistribution(**arrays)
+        except FileNotFoundError:
+            raise
+        except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{os.fspath(path)}: cannot be read as a MaskDistribution: {error}") from None
+
+    # -- checks --------------------------------------------------------------------------------------------
+
+    def check_values(self) -> None:
+        """Raise ``ValueError`` for negative class ids, bad weights and marginals that are not probabilities."""
+        if self.labels.dtype.is_signed and (low := int(self.labels.min())) < 0:
+            raise ValueError(f"class ids must not be negative, found {low} (mark void pixels with `valid`)")
+        if self.weights is not None:
+            check_weights(self.weights)
+        if self.marginal is not None:
+            low, high = (float(x) for x in torch.aminmax(self.marginal.detach()))
+            if not (low >= -_TOLERANCE and high <= 1 + _TOLERANCE):  # also catches nan
+                raise ValueError(f"marginal must hold probabilities in [0, 1], found {low:.4g} to {high:.4g}")
+
+    def _check_form(self) -> None:
+        labels, spatial = self.labels, self.labels.shape[2:]
+        if labels.dtype not in _INTEGERS:
+            raise ValueError(f"labels must be integer class ids, found {labels.dtype}")
+        if labels.ndim not in (4, 5):
+            raise ValueError(f"labels must be [B, N, H, W] or [B, N, D, H, W], found shape {list(labels.shape)}")
+        if 0 in labels.shape:
+            raise ValueError(f"labels must hold at least one image, mask and pixel, found shape {list(labels.shape)}")
+        B, N = labels.shape[:2]
+        if self.weights is not None:
+            _expect(self.weights, "weights", (B, N), floating=True)
+        if self.valid is not None:
+            _expect(self.valid, "valid", (B, *spatial), dtype=torch.bool)
+        if self.marginal is not None:
+            if self.marginal.ndim < 2:
+                raise ValueError(f"marginal must be [B, C, *spatial], found shape {list(self.marginal.shape)}")
+            _expect(self.marginal, "marginal", (B, self.marginal.shape[1], *spatial), floating=True)
+        if len(devices := {str(x.device) for x in self._tensors().values()}) > 1:
+            raise ValueError(f"expected all tensors on one device, found {' and '.join(sorted(devices))}")
+
+    def _tensors(self) -> dict[str, Tensor]:
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def __repr__(self) -> str:
+        plural = "" if len(self) == 1 else "s"
+        text = f"{len(self)} image{plural} of {_size(self.spatial)}, {self.count} mask{'s' * (self.count != 1)}"
+        text += ", equal weights" if self.weights is None else ", weighted"
+        text += "" if self.valid is None else ", void pixels"
+        return f"MaskDistribution({text}{'' if self.marginal is None else ', soft marginal'})"
+
+
+Masks: TypeAlias = MaskDistribution | Tensor | np.ndarray
+"""What every metric takes: a distribution, or a bare stack ``[B, N, *spatial]`` of equally likely masks."""
+
+
+def as_masks(masks: Masks) -> MaskDistribution:
+    """A distribution as it is; a bare stack of masks as equally likely ones."""
+    return masks if isinstance(masks, MaskDistribution) else MaskDistribution(masks)  # type: ignore[arg-type]
+
+
+def check_weights(weights: Tensor, name: str = "weights") -> None:
+    """Raise ``ValueError`` unless every row of ``weights [B, N]`` is a probability distribution."""
+    sums = weights.sum(1)
+    wrong = ~((weights >= 0).all(1) & ((sums - 1).abs() <= _TOLERANCE))  # `not ≤` so that nan is wrong too
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        low = float(weights[row].min())
+        found = f"sum to {float(sums[row]):.6g}" if low >= 0 else f"hold {low:.4g}"
+        raise ValueError(f"{name} must be non-negative and sum to 1 for each image, but those of image {row} {found}")
+
+
+def exact(x: Tensor) -> Tensor:
+    """``x`` in float64, or in float32 on the devices that have nothing better (Apple's)."""
+    return x.float() if x.device.type == "mps" else x.double()
+
+
+def _expect(x: Tensor, name: str, shape: tuple[int, ...], floating: bool = False, dtype: torch.dtype | None = None):
+    if tuple(x.shape) != shape:
+        raise ValueError(f"{name} must have shape {list(shape)} to fit the labels, found {list(x.shape)}")
+    if floating and not x.is_floating_point():
+        raise ValueError(f"{name} must be floating point, found {x.dtype}")
+    if dtype is not None and x.dtype != dtype:
+        raise ValueError(f"{name} must be {dtype}, found {x.dtype}")
+
+
+def _as_tensor(x: object, name: str) -> Tensor | None:
+    if x is None and name != "labels":
+        return None
+    if isinstance(x, Tensor):
+        return x
+    if isinstance(x, np.ndarray):
+        return torch.from_numpy(x)
+    raise ValueError(f"{name} must be a torch tensor or a NumPy array, found {type(x).__name__}")
+
+
+def _size(spatial: Sequence[int]) -> str:
+    return "×".join(map(str, spatial))

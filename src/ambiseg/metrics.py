@@ -1,0 +1,377 @@
+"""How close a predicted distribution of masks is to the annotators': GED, matched IoU, calibration, diversity.
+
+Every function takes two distributions, weighted or not, of any number of masks and classes, in 2D or 3D, and
+returns one value an image ``[B]`` (calibration, which pools pixels, returns one number). An image without a valid
+pixel has nothing to score: its value is nan. Averages over a data set are plain means of the other values.
+
+What papers call by one name they compute in different ways. :data:`PROTOCOLS` holds those ways as data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ambiseg import transport
+from ambiseg.masks import MaskDistribution, Masks, as_masks, exact
+from ambiseg.overlap import Absent, check_classes, common_valid, compatible, joint_iou, pairwise_iou
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One way of computing the metrics, as a paper's evaluation code does it.
+
+    Attributes:
+        one_class: what a class in neither mask counts as when a single class is evaluated (lesions).
+        many_classes: the same when several are (street scenes).
+        matching: ``transport`` is exact optimal transport between all samples and annotations. For equal weights
+            it equals Hungarian matching after repeating annotations to N, or both to the least common multiple.
+            ``rectangular`` assigns each annotation its own best sample and forgets the other N − M.
+        source: whose evaluation it is.
+    """
+
+    one_class: Absent
+    many_classes: Absent
+    matching: Literal["transport", "rectangular"]
+    source: str
+
+    def absent(self, classes: Sequence[int]) -> Absent:
+        return self.one_class if len(classes) == 1 else self.many_classes
+
+
+PROTOCOLS: dict[str, Protocol] = {
+    "mose": Protocol("agree", "skip", "transport", "Gao et al., ICLR 2023, released code"),
+    "kohl2018": Protocol("skip", "skip", "transport", "Kohl et al., NeurIPS 2018, released Cityscapes evaluation"),
+    "phiseg": Protocol("agree", "agree", "transport", "Baumgartner et al., MICCAI 2019, released code"),
+    "ccdm": Protocol("agree", "agree", "transport", "Zbinden et al., ICCV 2023, released LIDC evaluation"),
+    "rectangular": Protocol("agree", "skip", "rectangular", "best-M-of-N matching, as some papers report it"),
+}
+
+
+# -- distance between distributions --------------------------------------------------------------------------
+
+
+def ged(
+    pred: Masks, truth: Masks, classes: Sequence[int] = (1,), protocol: str = "mose", unbiased: bool = False
+) -> Tensor:
+    """Squared generalised energy distance, with d = 1 − IoU:
+
+        GED = 2 E[d(S, Y)] − E[d(S, S′)] − E[d(Y, Y′)],     S, S′ ~ pred,   Y, Y′ ~ truth.
+
+    As published, the expectations run over all pairs of the masks given, a sample with itself included. With N
+    samples that makes E[d(S, S′)] too small by a factor 1 − 1/N and GED too large by E[d(S, S′)]/N: most of the fall
+    from GED(16) to GED(100) in papers is this. ``unbiased=True`` leaves those self-pairs out (a U-statistic), so that
+    a perfect sampler scores 0 on average whatever N is; single images may then be slightly negative. The
+    annotations are taken as the truth itself, not as a sample of it, and keep their self-pairs.
+
+    Args:
+        pred: N masks an image.
+        truth: M masks an image of the same size.
+        classes: class ids over which IoU is averaged.
+        protocol: a name in :data:`PROTOCOLS`.
+        unbiased: see above. With weights w the correction is 1 − Σw²: right for independent draws.
+
+    Returns:
+        ``[B]``, nan where a pair of masks has none of the classes and the protocol does not say what that means.
+
+    >>> readers = torch.tensor([[[[0, 0, 1, 1]], [[0, 0, 0, 0]]]])                # one sees it, one does not
+    >>> ged(readers, readers).item(), ged(readers[:, :1], readers).item()
+    (0.0, 0.5)
+    """
+    pred, truth = compatible(pred, truth)
+    d = 1 - joint_iou(pred, truth, classes, _protocol(protocol).absent(classes))
+    N, u, v = pred.count, pred.mass, truth.mass
+    cross = _expectation(d[:, :N, N:], u, v)
+    within_pred = _self_expectation(d[:, :N, :N], u, unbiased)
+    within_truth = _self_expectation(d[:, N:, N:], v)
+    return _scored(2 * cross - within_pred - within_truth, pred, truth)
+
+
+def matched_iou(pred: Masks, truth: Masks, classes: Sequence[int] = (1,), protocol: str = "mose") -> Tensor:
+    """Mean IoU under the best matching of samples and annotations (M-IoU, Hungarian-matched IoU):
+
+        max_P Σ_ij P_ij IoU(S_i, Y_j)     s.t.  P1 = u,  Pᵀ1 = v,  P ≥ 0.
+
+    Args and returns are those of :func:`ged`; ``[B]`` in [0, 1].
+
+    >>> readers = torch.tensor([[[[0, 0, 1, 1]], [[0, 0, 0, 0]]]])
+    >>> matched_iou(readers.flip(1), readers).item(), matched_iou(readers[:, :1], readers).item()
+    (1.0, 0.5)
+    """
+    pred, truth = compatible(pred, truth)
+    rule = _protocol(protocol)
+    iou = pairwise_iou(pred, truth, classes, rule.absent(classes))
+    u, v = exact(pred.mass), exact(truth.mass)
+    undefined = (iou.isnan() & (u[:, :, None] * v[:, None] > 0)).flatten(1).any(1)
+    iou = iou.nan_to_num(nan=0.0)
+    match = _rectangular_plan if rule.matching == "rectangular" else transport.optimal_plan
+    value = (match(1 - iou, u, v) * iou).sum((1, 2))
+    return _scored(value.masked_fill(undefined, torch.nan), pred, truth)
+
+
+def sample_diversity(
+    masks: Masks, classes: Sequence[int] = (1,), protocol: str = "mose", unbiased: bool = False
+) -> Tensor:
+    """How much the masks of one distribution differ, E[1 − IoU(S, S′)], ``[B]``: the self-term of :func:`ged`.
+
+    >>> sample_diversity(torch.tensor([[[[1, 1]], [[0, 1]]]])).item()
+    0.25
+    """
+    masks = as_masks(masks)
+    d = 1 - pairwise_iou(masks, masks, classes, _protocol(protocol).absent(classes))
+    return _scored(_self_expectation(d, masks.mass, unbiased), masks, masks)
+
+
+def _expectation(d: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """E[d] = Σ_ij u_i v_j d_ij. A pair without mass counts nowhere, not even when its distance is undefined."""
+    mass = exact(u)[:, :, None] * exact(v)[:, None]
+    return torch.where(mass > 0, mass * d, 0).sum((1, 2))
+
+
+def _self_expectation(d: Tensor, u: Tensor, unbiased: bool = False) -> Tensor:
+    if not unbiased:
+        return _expectation(d, u, u)
+    if d.shape[1] < 2:
+        raise ValueError(f"unbiased needs at least 2 samples an image, found {d.shape[1]}")
+    diagonal = torch.eye(d.shape[1], dtype=torch.bool, device=d.device)
+    return _expectation(d.masked_fill(diagonal, 0), u, u) / (1 - exact(u).square().sum(1))
+
+
+def _rectangular_plan(cost: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """min(N, M) one-to-one pairs of least total cost, equally weighted; absent masks take no part."""
+    from scipy.optimize import linear_sum_assignment
+
+    plan = torch.zeros_like(cost)
+    for b in range(len(cost)):
+        rows, columns = (x[b].nonzero().flatten().cpu() for x in (u, v))
+        for name, mass, some in (("samples", u, rows), ("annotations", v, columns)):
+            if float(mass[b, some].max() - mass[b, some].min()) > 1e-5:
+                raise ValueError(f"protocol 'rectangular' has no weighted form, found unequal weights of the {name}")
+        i, j = linear_sum_assignment(cost[b].cpu()[rows][:, columns].numpy())
+        plan[b, rows[i], columns[j]] = 1 / len(i)
+    return plan
+
+
+# -- calibration of pixels -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ReliabilityCurve:
+    """Pixels binned by confidence. Curves over the same bins add up, so a data set can be read in parts.
+
+    Attributes:
+        count: ``[bins]`` pixels in each bin.
+        confidence_sum: ``[bins]`` sum of their predicted probabilities.
+        accuracy_sum: ``[bins]`` sum of the share of annotators who chose the predicted class.
+        total: pixels looked at, those in no bin included.
+    """
+
+    count: Tensor
+    confidence_sum: Tensor
+    accuracy_sum: Tensor
+    total: Tensor
+
+    @property
+    def edges(self) -> Tensor:
+        """``[bins + 1]``: bin i holds confidences in (edges[i], edges[i + 1]]."""
+        return torch.linspace(0, 1, len(self.count) + 1)
+
+    @property
+    def confidence(self) -> Tensor:
+        """``[bins]`` mean predicted probability; nan in an empty bin."""
+        return self.confidence_sum / self.count
+
+    @property
+    def accuracy(self) -> Tensor:
+        """``[bins]`` mean share of annotators who agree; nan in an empty bin."""
+        return self.accuracy_sum / self.count
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error,  Σ_bins |Σ confidence − Σ accuracy| / total;  nan without a pixel."""
+        return float((self.confidence_sum - self.accuracy_sum).abs().sum() / self.total)
+
+    def __add__(self, other: ReliabilityCurve) -> ReliabilityCurve:
+        if len(self.count) != len(other.count):
+            raise ValueError(f"expected curves of as many bins, found {len(self.count)} and {len(other.count)}")
+        return ReliabilityCurve(
+            self.count + other.count,
+            self.confidence_sum + other.confidence_sum,
+            self.accuracy_sum + other.accuracy_sum,
+            self.total + other.total,
+        )
+
+
+def reliability_curve(
+    pred_marginal: Tensor,
+    truth_marginal: Tensor,
+    classes: Sequence[int] | None = (1,),
+    bins: int = 10,
+    valid: Tensor | None = None,
+) -> ReliabilityCurve:
+    """Bin pixels by predicted probability and compare it with the share of annotators who agree.
+
+    One class: how its probability is calibrated. Several: each pixel's most likely class of all C, where it is one of
+    ``classes`` (others fall in no bin but count in the total, as in the released code). ``None``: all classes.
+    A bin is open below and closed above, so probabilities of exactly 0 are in no bin.
+
+    Args:
+        pred_marginal: ``[B, C, *spatial]`` probabilities.
+        truth_marginal: ``[B, C, *spatial]`` share of annotators, :meth:`MaskDistribution.marginal_probs`.
+        valid: ``[B, *spatial]`` bool, False at void pixels.
+
+    >>> curve = reliability_curve(torch.tensor([[[[.2]], [[.8]]]]), torch.tensor([[[[.5]], [[.5]]]]))
+    >>> curve.count.tolist(), round(curve.ece, 4)
+    ([0, 0, 0, 0, 0, 0, 0, 1, 0, 0], 0.3)
+    """
+    if pred_marginal.ndim < 3 or pred_marginal.shape != truth_marginal.shape:
+        raise ValueError(
+            "both marginals must be [B, C, *spatial] of one shape, "
+            f"found {list(pred_marginal.shape)} and {list(truth_marginal.shape)}"
+        )
+    if 0 in pred_marginal.shape:
+        raise ValueError(f"marginals must not be empty, found shape {list(pred_marginal.shape)}")
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1, found {bins}")
+    B, C, *spatial = pred_marginal.shape
+    chosen = list(range(C)) if classes is None else check_classes(classes, C)
+    if len(chosen) == 1:
+        confidence, accuracy = pred_marginal[:, chosen[0]], truth_marginal[:, chosen[0]]
+    else:
+        confidence, top = pred_marginal.max(1)
+        accuracy = truth_marginal.gather(1, top[:, None]).squeeze(1)
+        evaluated = torch.zeros(C, dtype=torch.bool, device=top.device)
+        evaluated[chosen] = True
+        confidence = torch.where(evaluated[top], confidence, -1)
+    if valid is not None:
+        if valid.dtype != torch.bool or list(valid.shape) != [B, *spatial]:
+            raise ValueError(f"valid must be bool {[B, *spatial]}, found {valid.dtype} {list(valid.shape)}")
+        confidence, accuracy = confidence[valid], accuracy[valid]
+    confidence, accuracy = confidence.flatten(), accuracy.flatten()
+    if confidence.dtype in (torch.float16, torch.bfloat16):
+        confidence = confidence.float()
+    if confidence.is_cpu and not (confidence <= 1 + 1e-4).all():  # also catches nan
+        raise ValueError(f"marginals must hold probabilities up to 1, found {float(confidence.max())}")
+    edges = torch.linspace(0, 1, bins + 1, dtype=confidence.dtype, device=confidence.device)
+    bin_of = torch.bucketize(confidence, edges).clamp_max(bins)  # 0: in no bin, i: (edges[i - 1], edges[i]]
+
+    def per_bin(values: Tensor) -> Tensor:
+        sums = exact(confidence.new_zeros(bins + 1))
+        return sums.index_add_(0, bin_of, exact(values))[1:]
+
+    count = torch.bincount(bin_of, minlength=bins + 1)[1:]
+    total = torch.tensor(confidence.numel(), device=confidence.device)
+    return ReliabilityCurve(count, per_bin(confidence), per_bin(accuracy), total)
+
+
+def ece(
+    pred_marginal: Tensor,
+    truth_marginal: Tensor,
+    classes: Sequence[int] | None = (1,),
+    bins: int = 10,
+    valid: Tensor | None = None,
+) -> float:
+    """Expected calibration error, pixels pooled over all images:  Σ_bins share · |mean confidence − mean accuracy|.
+
+    The arguments are those of :func:`reliability_curve`, which it summarises. nan when no pixel is valid.
+
+    >>> round(ece(torch.tensor([[[[.2]], [[.8]]]]), torch.tensor([[[[.5]], [[.5]]]])), 4)
+    0.3
+    """
+    return reliability_curve(pred_marginal, truth_marginal, classes, bins, valid).ece
+
+
+def pixel_entropy(masks: Masks, classes: int | None = None) -> Tensor:
+    """Mean over valid pixels of the marginal's entropy, in nats, ``[B]``.
+
+    >>> round(pixel_entropy(torch.tensor([[[[1, 1]], [[0, 1]]]])).item(), 4)       # half a pixel's worth of log 2
+    0.3466
+    """
+    masks = as_masks(masks)
+    entropy = exact(masks.entropy(classes)).flatten(1)
+    if masks.valid is None:
+        return entropy.mean(1)
+    return entropy.sum(1) / masks.valid.flatten(1).sum(1)
+
+
+# -- uncertainty of the averages -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its bootstrap confidence interval; prints as ``0.1903 [0.1810, 0.2002]``."""
+
+    mean: float
+    low: float
+    high: float
+    level: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4f} [{self.low:.4f}, {self.high:.4f}]"
+
+
+def bootstrap(
+    values: Tensor | np.ndarray | Sequence[float],
+    groups: Sequence[object] | np.ndarray | None = None,
+    *,
+    baseline: Tensor | np.ndarray | Sequence[float] | None = None,
+    level: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Interval:
+    """Percentile interval of the mean over images, resampling whole groups (patients) with replacement.
+
+    Images of one patient are alike, so resampling images would promise too much. nan values are left out.
+
+    Args:
+        values: one value an image.
+        groups: the patient of each image; every image its own when ``None``.
+        baseline: another method's values on the same images: the interval is then of the paired difference
+            values − baseline, and the methods differ at this level where it excludes 0.
+
+    >>> print(bootstrap([.1, .2, .3, .4], groups=["ann", "ann", "bob", "bob"], resamples=1000))
+    0.2500 [0.1500, 0.3500]
+    """
+    x = np.asarray(values, dtype=np.float64)
+    if x.ndim != 1 or x.size == 0:
+        raise ValueError(f"values must be one number an image, found shape {list(x.shape)}")
+    if baseline is not None:
+        y = np.asarray(baseline, dtype=np.float64)
+        if y.shape != x.shape:
+            raise ValueError(f"baseline must hold as many values, found {y.size} against {x.size}")
+        x = x - y
+    names = np.arange(x.size) if groups is None else np.asarray(groups)
+    if names.shape != x.shape:
+        raise ValueError(f"groups must name the group of each of {x.size} images, found {names.size}")
+    if not 0 < level < 1 or resamples < 1:
+        raise ValueError(f"level must be in (0, 1) and resamples positive, found {level} and {resamples}")
+    scored = ~np.isnan(x)
+    if not scored.any():
+        return Interval(np.nan, np.nan, np.nan, level)
+    _, group = np.unique(names[scored], return_inverse=True)
+    sums, counts = np.bincount(group, x[scored]), np.bincount(group)
+    rng, size = np.random.default_rng(seed), len(sums)
+    means = []
+    for start in range(0, resamples, step := max(1, 2**22 // size)):  # a block of draws at a time: bounded memory
+        drawn = rng.integers(size, size=(min(step, resamples - start), size))
+        means.append(sums[drawn].sum(1) / counts[drawn].sum(1))
+    means = np.concatenate(means)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(x[scored].mean()), float(low), float(high), level)
+
+
+def _protocol(name: str) -> Protocol:
+    if name not in PROTOCOLS:
+        raise ValueError(f"protocol must be one of {', '.join(PROTOCOLS)}, found {name!r}")
+    return PROTOCOLS[name]
+
+
+def _scored(values: Tensor, pred: MaskDistribution, truth: MaskDistribution) -> Tensor:
+    """nan for images without a valid pixel, where every rule about empty masks would be about nothing."""
+    valid = common_valid(pred, truth)
+    return values if valid is None else values.masked_fill(~valid.flatten(1).any(1), torch.nan)

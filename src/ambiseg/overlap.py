@@ -1,0 +1,247 @@
+"""How much two masks overlap: IoU of hard masks, and the soft costs that training minimises. Every pair, no loops.
+
+IoU is defined in :func:`_iou`, the soft costs in :func:`iou_cost` and :func:`ce_cost`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ambiseg.masks import MaskDistribution, Masks, as_masks, exact
+from ambiseg.regions import Regions, partition
+
+Absent: TypeAlias = Literal["agree", "skip"]
+"""A class that is in neither mask: ``agree`` counts it as IoU 1, ``skip`` leaves it out of the mean over classes."""
+
+Cost: TypeAlias = Callable[[Tensor, MaskDistribution], Tensor]
+"""A cost is any callable (logits ``[B, N, C, *spatial]``, annotations of M masks) -> ``[B, N, M]``."""
+
+
+# -- hard masks ----------------------------------------------------------------------------------------------
+
+
+def pairwise_iou(a: Masks, b: Masks, classes: Sequence[int] = (1,), absent: Absent = "agree") -> Tensor:
+    """IoU of every mask of ``a`` with every mask of ``b``, averaged over ``classes``:
+
+        IoU[b, i, j] = mean_c |a_i^c ∩ b_j^c| / |a_i^c ∪ b_j^c|,      a_i^c = pixels that mask i gives class c.
+
+    Args:
+        a: N masks an image, ``[B, N, *spatial]``.
+        b: M masks an image of the same size. A pixel counts where it is valid in both.
+        classes: the class ids to average over.
+        absent: what a class in neither mask counts as. With ``skip``, a pair that has none of the classes is nan.
+
+    Returns:
+        ``[B, N, M]``, float64 (float32 on devices without it).
+
+    >>> a = torch.tensor([[[[1, 1, 0, 0]]]])
+    >>> b = torch.tensor([[[[1, 0, 0, 0]], [[0, 0, 0, 1]]]])
+    >>> pairwise_iou(a, b)
+    tensor([[[0.5000, 0.0000]]], dtype=torch.float64)
+    """
+    a, b = compatible(a, b)
+    check_classes(classes)
+    valid = common_valid(a, b)
+    ious = [_iou(_encode(a, c, valid), _encode(b, c, valid)) for c in classes]
+    return _mean_over_classes(ious, absent)
+
+
+def joint_iou(a: Masks, b: Masks, classes: Sequence[int] = (1,), absent: Absent = "agree") -> Tensor:
+    """:func:`pairwise_iou` among all N + M masks of ``a`` and ``b`` together, ``[B, N + M, N + M]``, in one go."""
+    a, b = compatible(a, b)
+    check_classes(classes)
+    valid = common_valid(a, b)
+    masks = (torch.cat([_encode(a, c, valid), _encode(b, c, valid)], 1) for c in classes)
+    return _mean_over_classes([_iou(x, x) for x in masks], absent)
+
+
+def _iou(x: Tensor, y: Tensor) -> Tensor:
+    """|x ∩ y| / |x ∪ y| of every pair of encoded masks, ``[B, N, M]``; 0/0 = nan where both are empty."""
+    intersection = _intersections(x, y)
+    union = _areas(x)[:, :, None] + _areas(y)[:, None, :] - intersection
+    return intersection / union
+
+
+def _mean_over_classes(ious: list[Tensor], absent: Absent) -> Tensor:
+    if absent not in get_args(Absent):
+        raise ValueError(f"absent must be one of {', '.join(get_args(Absent))}, found {absent!r}")
+    stacked = torch.stack(ious)
+    return stacked.nan_to_num(nan=1.0).mean(0) if absent == "agree" else stacked.nanmean(0)
+
+
+def _encode(masks: MaskDistribution, cls: int, valid: Tensor | None) -> Tensor:
+    """One class's masks as rows that :func:`_intersections` can multiply.
+
+    On the CPU 64 pixels share a word, so that an intersection is an AND and a bit count; elsewhere rows are 0/1
+    floats and an intersection is a dot product. Both count exactly.
+    """
+    if not masks.labels.is_cpu:
+        rows = (masks.labels == cls).flatten(2)
+        return (rows if valid is None else rows & valid.flatten(1)[:, None]).float()
+    rows = (masks.labels.numpy() == cls).reshape(len(masks), masks.count, -1)
+    if valid is not None:
+        rows &= valid.numpy().reshape(len(masks), 1, -1)
+    packed = np.packbits(rows, axis=-1)
+    packed = np.pad(packed, ((0, 0), (0, 0), (0, -packed.shape[-1] % 8))) if packed.shape[-1] % 8 else packed
+    return torch.from_numpy(packed.view(np.int64))
+
+
+def _areas(x: Tensor) -> Tensor:
+    if x.is_floating_point():
+        return exact(x.sum(2))
+    return exact(torch.from_numpy(_count_bits(x.numpy())))
+
+
+def _intersections(x: Tensor, y: Tensor) -> Tensor:
+    """Pixels shared by every pair of rows, ``[B, N, W] × [B, M, W] -> [B, N, M]``, as exact floating-point counts."""
+    if x.is_floating_point():  # float32 holds every count of a slice exactly; volumes are added slice by slice
+        slices = zip(x.split(2**24, 2), y.split(2**24, 2), strict=True)
+        return sum((exact(s @ t.transpose(1, 2)) for s, t in slices), start=torch.zeros((), device=x.device))
+    if x.shape[1] > y.shape[1]:
+        return _intersections(y, x).transpose(1, 2)
+    symmetric, p, q = x is y, x.numpy(), y.numpy()
+    drawn = np.bitwise_or.reduce(p, (0, 1)).astype(bool)  # most words are background in every mask: leave them out
+    p, q = p[..., drawn], q[..., drawn]
+    counts = np.zeros((len(p), p.shape[1], q.shape[1]))
+    images = max(1, 2**15 // max(1, q[0].size))  # as many images at a time as stay in the cache
+    for start in range(0, len(p), images):
+        some = slice(start, start + images)
+        for i in range(p.shape[1]):
+            others = slice(i if symmetric else 0, None)
+            counts[some, i, others] = _count_bits(p[some, i, None] & q[some, others])
+    if symmetric:
+        counts += np.triu(counts, 1).transpose(0, 2, 1)
+    return torch.from_numpy(counts)
+
+
+def _count_bits(words: np.ndarray) -> np.ndarray:
+    return np.bitwise_count(words.view(np.uint64)).sum(-1, dtype=np.int64)
+
+
+# -- soft costs ----------------------------------------------------------------------------------------------
+
+
+def iou_cost(
+    logits: Tensor,
+    annotations: Masks,
+    *,
+    classes: Sequence[int] | None = None,
+    smooth: float = 1.0,
+    probs: bool = False,
+    regions: Regions | None = None,
+) -> Tensor:
+    """Soft IoU cost of every sample against every annotation, differentiable in the logits:
+
+        cost[n, m] = 1 − mean_c (I + smooth) / (U + smooth),
+        I = Σ_p s_n[c, p] · [y_m[p] = c],   U = Σ_p s_n[c, p] + Σ_p [y_m[p] = c] − I,   s = softmax(logits).
+
+    Equal to that definition to rounding, but computed through :mod:`ambiseg.regions`: its price does not grow with M.
+
+    Args:
+        logits: ``[B, N, C, *spatial]``; probabilities when ``probs`` is set.
+        annotations: M masks an image. Void pixels count nowhere; an image with no valid pixel costs 0.
+        classes: class ids to average over; all but 0, the background, by default.
+        smooth: the released code's +1, which makes two empty masks cost 0 and keeps gradients finite.
+        regions: :func:`ambiseg.regions.partition` of the annotations, when the caller has it already.
+
+    Returns:
+        ``[B, N, M]``.
+
+    >>> certain = torch.tensor([[[[[9., -9.]], [[-9., 9.]]]]])              # class 0, then class 1
+    >>> iou_cost(certain, torch.tensor([[[[0, 1]], [[1, 1]]]])).round(decimals=3)
+    tensor([[[0.0000, 0.3330]]])
+    """
+    annotations, regions = _prepare(logits, annotations, regions)
+    C = logits.shape[2]
+    chosen = list(range(1, C)) if classes is None else check_classes(classes, C)
+    if not chosen:
+        raise ValueError("iou_cost needs at least one foreground class, found a single class")
+    samples = (logits if probs else logits.softmax(2))[:, :, chosen].flatten(3)
+    sums = regions.sum(samples)  # [B, N, c, U]
+    said = regions.one_hot(C, sums.dtype)[:, :, chosen]  # [B, M, c, U]
+    intersection = torch.einsum("bncu,bmcu->bnmc", sums, said)
+    area = torch.einsum("bmcu,bu->bmc", said, regions.size.to(sums.dtype))
+    union = sums.sum(3)[:, :, None] + area[:, None] - intersection
+    return 1 - ((intersection + smooth) / (union + smooth)).mean(3)
+
+
+def ce_cost(logits: Tensor, annotations: Masks, *, probs: bool = False, regions: Regions | None = None) -> Tensor:
+    """Cross-entropy cost of every sample against every annotation, mean over valid pixels, differentiable:
+
+        cost[n, m] = −mean_p log s_n[y_m[p], p],   s = softmax(logits).
+
+    Equal to that definition to rounding, but computed through :mod:`ambiseg.regions`: its price does not grow with M.
+
+    Args and returns are those of :func:`iou_cost`. With ``probs``, a probability of 0 costs −log of the smallest
+    positive number of its type instead of infinity. An image with no valid pixel costs 0.
+
+    >>> ce_cost(torch.zeros(1, 1, 4, 8, 8), torch.zeros(1, 2, 8, 8, dtype=torch.long))   # log 4, whatever is true
+    tensor([[[1.3863, 1.3863]]])
+    """
+    annotations, regions = _prepare(logits, annotations, regions)
+    log_probs = logits.clamp_min(torch.finfo(logits.dtype).tiny).log() if probs else logits.log_softmax(2)
+    sums = regions.sum(log_probs.flatten(3))  # [B, N, C, U]
+    said = regions.one_hot(logits.shape[2], sums.dtype)  # [B, M, C, U]
+    pixels = regions.size.sum(1).clamp_min(1).to(sums.dtype)
+    return -torch.einsum("bncu,bmcu->bnm", sums, said) / pixels[:, None, None]
+
+
+COSTS: dict[str, Cost] = {"iou": iou_cost, "ce": ce_cost}
+
+
+def _prepare(logits: Tensor, annotations: Masks, regions: Regions | None) -> tuple[MaskDistribution, Regions]:
+    annotations = as_masks(annotations)
+    if logits.ndim != annotations.labels.ndim + 1:
+        raise ValueError(
+            f"logits must be [B, N, C, *spatial] with {len(annotations.spatial)} spatial dimensions like the "
+            f"annotations, found shape {list(logits.shape)}"
+        )
+    if not logits.is_floating_point():
+        raise ValueError(f"logits must be floating point, found {logits.dtype}")
+    if 0 in logits.shape:
+        raise ValueError(f"logits must hold at least one sample, class and pixel, found shape {list(logits.shape)}")
+    _same(len(annotations), logits.shape[0], "images", "annotations", "logits")
+    _same(tuple(annotations.spatial), tuple(logits.shape[3:]), "size", "annotations", "logits")
+    return annotations, partition(annotations, logits.shape[2]) if regions is None else regions
+
+
+# -- checks shared with the metrics --------------------------------------------------------------------------
+
+
+def compatible(a: Masks, b: Masks) -> tuple[MaskDistribution, MaskDistribution]:
+    """Both as distributions of the same images, or a ``ValueError`` that says how they differ."""
+    a, b = as_masks(a), as_masks(b)
+    _same(len(a), len(b), "images", "the first", "the second")
+    _same(tuple(a.spatial), tuple(b.spatial), "size", "the first", "the second")
+    _same(str(a.device), str(b.device), "device", "the first", "the second")
+    return a, b
+
+
+def check_classes(classes: Sequence[int], count: int | None = None) -> list[int]:
+    """The class ids as a list, or a ``ValueError``: at least one, no negative ones, none from ``count`` up."""
+    ids = [int(c) for c in classes]
+    if not ids:
+        raise ValueError("classes must name at least one class id, found none")
+    if len(set(ids)) < len(ids):
+        raise ValueError(f"classes must be distinct, found {ids}")
+    if min(ids) < 0 or (count is not None and max(ids) >= count):
+        limit = "" if count is None else f" and below {count}"
+        raise ValueError(f"class ids must be at least 0{limit}, found {ids}")
+    return ids
+
+
+def common_valid(a: MaskDistribution, b: MaskDistribution) -> Tensor | None:
+    """Where both count a pixel, ``[B, *spatial]``; ``None`` when neither has void pixels."""
+    if a.valid is None or b.valid is None:
+        return b.valid if a.valid is None else a.valid
+    return a.valid & b.valid
+
+
+def _same(a: object, b: object, what: str, first: str, second: str) -> None:
+    if a != b:
+        raise ValueError(f"expected the same {what}, found {a} in {first} and {b} in {second}")
