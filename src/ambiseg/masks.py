@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -138,6 +138,9 @@ class MaskDistribution:
             images = torch.as_tensor(images, dtype=torch.long, device=self.device)
         return replace(self, **{k: v[images] for k, v in self._tensors().items()})
 
+    def __iter__(self) -> Iterator[MaskDistribution]:
+        return (self[i] for i in range(len(self)))
+
     @staticmethod
     def concat(parts: Sequence[MaskDistribution]) -> MaskDistribution:
         """Join along the images. Fewer masks than the widest part are padded with masks of weight 0.
@@ -191,7 +194,8 @@ class MaskDistribution:
     def load(path: str | os.PathLike[str]) -> MaskDistribution:
         """Read what :meth:`save` wrote. Nothing in the file is executed: pickled objects are refused."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with open(path, "rb") as handle:
+                file = np.load(handle, allow_pickle=False)
                 if not isinstance(file, np.lib.npyio.NpzFile) or str(file.get("format")) != _FORMAT:
                     raise ValueError(f"expected an npz of {_FORMAT}, found another kind of file")
                 arrays = {k: torch.from_numpy(file[k]) for k in file.files if k != "format"}

@@ -18,8 +18,11 @@ from ambiseg.regions import Regions, partition
 Absent: TypeAlias = Literal["agree", "skip"]
 """A class that is in neither mask: ``agree`` counts it as IoU 1, ``skip`` leaves it out of the mean over classes."""
 
-Cost: TypeAlias = Callable[[Tensor, MaskDistribution], Tensor]
-"""A cost is any callable (logits ``[B, N, C, *spatial]``, annotations of M masks) -> ``[B, N, M]``."""
+Cost: TypeAlias = Callable[..., Tensor]
+"""A cost is any callable (logits ``[B, N, C, *spatial]``, MaskDistribution of M annotations) -> ``[B, N, M]``."""
+
+
+_CACHED = 2**16  # words, 512 kB: pairs of masks compared at a time, so that they stay in the cache
 
 
 # -- hard masks ----------------------------------------------------------------------------------------------
@@ -94,7 +97,7 @@ def _encode(masks: MaskDistribution, cls: int, valid: Tensor | None) -> Tensor:
 def _areas(x: Tensor) -> Tensor:
     if x.is_floating_point():
         return exact(x.sum(2))
-    return exact(torch.from_numpy(_count_bits(x.numpy())))
+    return exact(torch.from_numpy(_count_bits(x.numpy()).astype(np.float64)))
 
 
 def _intersections(x: Tensor, y: Tensor) -> Tensor:
@@ -105,22 +108,26 @@ def _intersections(x: Tensor, y: Tensor) -> Tensor:
     if x.shape[1] > y.shape[1]:
         return _intersections(y, x).transpose(1, 2)
     symmetric, p, q = x is y, x.numpy(), y.numpy()
-    drawn = np.bitwise_or.reduce(p, (0, 1)).astype(bool)  # most words are background in every mask: leave them out
-    p, q = p[..., drawn], q[..., drawn]
-    counts = np.zeros((len(p), p.shape[1], q.shape[1]))
-    images = max(1, 2**15 // max(1, q[0].size))  # as many images at a time as stay in the cache
-    for start in range(0, len(p), images):
-        some = slice(start, start + images)
-        for i in range(p.shape[1]):
-            others = slice(i if symmetric else 0, None)
-            counts[some, i, others] = _count_bits(p[some, i, None] & q[some, others])
+    drawn = np.bitwise_or.reduce(p, (0, 1)) != 0  # most words are background in every mask: leave them out
+    p, q = (np.ascontiguousarray(x[..., drawn]) for x in (p, q))  # indexing alone would leave them transposed
+    (B, n, words), m = p.shape, q.shape[1]
+    counts = np.zeros((B, n, m))
+    rows = max(1, min(n, _CACHED // max(1, m * words)))
+    images = max(1, _CACHED // max(1, rows * m * words))
+    for b in range(0, B, images):
+        for i in range(0, n, rows):
+            first = i if symmetric else 0
+            pairs = p[b : b + images, i : i + rows, None] & q[b : b + images, None, first:]
+            counts[b : b + images, i : i + rows, first:] = _count_bits(pairs)
     if symmetric:
-        counts += np.triu(counts, 1).transpose(0, 2, 1)
-    return torch.from_numpy(counts)
+        counts = np.triu(counts) + np.triu(counts, 1).transpose(0, 2, 1)
+    return exact(torch.from_numpy(counts))
 
 
 def _count_bits(words: np.ndarray) -> np.ndarray:
-    return np.bitwise_count(words.view(np.uint64)).sum(-1, dtype=np.int64)
+    """Set bits of each row of 64-bit words, summed in the narrowest type that holds them: it is the fastest."""
+    total = np.uint16 if words.shape[-1] * 64 < 2**16 else np.uint64
+    return np.bitwise_count(words.view(np.uint64)).sum(-1, dtype=total)
 
 
 # -- soft costs ----------------------------------------------------------------------------------------------

@@ -1,0 +1,34 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from torch import Tensor
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SHARED = Path(os.environ.get("AMBISEG_SHARED", REPOSITORY.parent / "shared"))
+
+settings.register_profile("ambiseg", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("ambiseg")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def golden() -> Callable[[str], Tensor]:
+    """Numbers that the authors' released code produced, by key; the test skips where the file is absent."""
+    path = SHARED / "golden" / "loss_and_metrics.npz"
+    if not path.exists():
+        pytest.skip(f"golden numbers absent: set AMBISEG_SHARED to the folder that holds golden/{path.name}")
+    arrays = dict(np.load(path))
+    return lambda key: torch.from_numpy(np.asarray(arrays[key]))

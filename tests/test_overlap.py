@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ambiseg import MaskDistribution, overlap, pairwise_iou
+from ambiseg.overlap import COSTS, ce_cost, iou_cost, joint_iou
+from ambiseg.regions import partition
+from tests import reference
+
+# -- hard masks ----------------------------------------------------------------------------------------------
+
+
+def test_hand_case():
+    a = torch.tensor([[[[1, 1, 0, 0]], [[0, 0, 0, 0]]]])
+    b = torch.tensor([[[[1, 0, 0, 0]], [[0, 0, 0, 0]]]])
+    assert pairwise_iou(a, b).tolist() == [[[0.5, 0.0], [0.0, 1.0]]]
+    skipped = pairwise_iou(a, b, absent="skip")
+    assert skipped[0, :, 0].tolist() == [0.5, 0.0]
+    assert math.isnan(skipped[0, 1, 1])
+
+
+def test_mean_over_classes_skips_or_counts_absent_ones():
+    a, b = torch.tensor([[[[1, 1, 2, 0]]]]), torch.tensor([[[[1, 0, 2, 0]]]])  # IoU: class 1 1/2, class 2 1, class 3 -
+    assert pairwise_iou(a, b, (1, 2, 3), "skip").item() == pytest.approx((0.5 + 1) / 2)
+    assert pairwise_iou(a, b, (1, 2, 3), "agree").item() == pytest.approx((0.5 + 1 + 1) / 3)
+
+
+@given(
+    st.integers(0, 10**6),
+    st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4)),
+    st.sampled_from([(1,), (1, 2), (0, 3, 5)]),
+    st.sampled_from(["agree", "skip"]),
+    st.sampled_from([(1, 1), (3, 5), (9, 8), (2, 3, 4)]),
+)
+def test_equals_counting_pixels_one_by_one(seed, sizes, classes, absent, spatial):
+    g = torch.Generator().manual_seed(seed)
+    B, N, M = sizes
+    a, b = (torch.randint(4, (B, n, *spatial), generator=g) for n in (N, M))
+    va, vb = (torch.rand(B, *spatial, generator=g) < 0.7 for _ in range(2))
+    found = pairwise_iou(MaskDistribution(a, valid=va), MaskDistribution(b, valid=vb), classes, absent)
+    expected = [
+        [[reference.iou(x.numpy(), y.numpy(), classes, absent, (va[k] & vb[k]).numpy()) for y in b[k]] for x in a[k]]
+        for k in range(B)
+    ]
+    assert torch.allclose(found, torch.tensor(expected, dtype=torch.float64), equal_nan=True)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 40), st.integers(1, 5))
+def test_joint_iou_is_every_block_at_once(seed, N, M):
+    g = torch.Generator().manual_seed(seed)
+    a, b = (torch.randint(3, (2, n, 9, 9), generator=g) for n in (N, M))
+    joint = joint_iou(a, b, (1, 2))
+    assert torch.equal(joint[:, :N, N:], pairwise_iou(a, b, (1, 2)))
+    assert torch.equal(joint[:, N:, N:], pairwise_iou(b, b, (1, 2)))
+    assert torch.equal(joint, joint.transpose(1, 2))
+    assert torch.equal(joint.diagonal(dim1=1, dim2=2), torch.ones(2, N + M, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("cached", [1, 64, 2**16])
+def test_blocks_of_any_size_count_the_same(monkeypatch, cached):
+    a, b = torch.randint(2, (5, 7, 30, 31)), torch.randint(2, (5, 3, 30, 31))
+    expected = joint_iou(a, b)
+    monkeypatch.setattr(overlap, "_CACHED", cached)
+    assert torch.equal(joint_iou(a, b), expected)
+    assert torch.equal(pairwise_iou(a, b), expected[:, :7, 7:])
+
+
+def test_more_pixels_than_the_narrow_counter_holds():
+    masks = torch.ones(1, 2, 300, 300, dtype=torch.uint8)  # 90,000 pixels, more than uint16 can count
+    masks[0, 1, 0, 0] = 0
+    assert pairwise_iou(masks, masks)[0, 0].tolist() == [1.0, 89_999 / 90_000]
+
+
+def test_dot_products_of_accelerators_count_like_bits():
+    a, b = MaskDistribution(torch.randint(2, (3, 5, 11, 13))), MaskDistribution(torch.randint(2, (3, 4, 11, 13)))
+    bits = overlap._iou(overlap._encode(a, 1, None), overlap._encode(b, 1, None))
+    floats = overlap._iou(*((m.labels == 1).flatten(2).float() for m in (a, b)))
+    assert torch.equal(bits, floats)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "kwargs", "message"),
+    [
+        (torch.zeros(1, 1, 2, 2).long(), torch.zeros(2, 1, 2, 2).long(), {}, "same images, found 1 .* and 2"),
+        (torch.zeros(1, 1, 2, 2).long(), torch.zeros(1, 1, 2, 3).long(), {}, r"same size, found \(2, 2\) .* \(2, 3\)"),
+        (torch.zeros(1, 1, 2, 2).long(), torch.zeros(1, 1, 2, 2, 2).long(), {}, "same size"),
+        (torch.zeros(1, 1, 2, 2).long(), torch.zeros(1, 1, 2, 2).long(), {"classes": ()}, "at least one class"),
+        (torch.zeros(1, 1, 2, 2).long(), torch.zeros(1, 1, 2, 2).long(), {"classes": (-1,)}, "at least 0"),
+        (torch.zeros(1, 1, 2, 2).long(), torch.zeros(1, 1, 2, 2).long(), {"classes": (1, 1)}, "distinct"),
+        (torch.zeros(1, 1, 2, 2).long(), torch.zeros(1, 1, 2, 2).long(), {"absent": "maybe"}, "one of agree, skip"),
+    ],
+)
+def test_bad_pairs_are_refused(a, b, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        pairwise_iou(a, b, **kwargs)
+
+
+# -- soft costs ----------------------------------------------------------------------------------------------
+
+
+def problem(seed: int, B=2, N=3, M=2, C=3, spatial=(4, 3), dtype=torch.float64):
+    g = torch.Generator().manual_seed(seed)
+    logits = torch.randn(B, N, C, *spatial, generator=g, dtype=dtype) * 3
+    labels = torch.randint(C, (B, M, *spatial), generator=g)
+    return logits, MaskDistribution(labels, valid=torch.rand(B, *spatial, generator=g) < 0.7)
+
+
+@pytest.mark.parametrize("name", ["iou", "ce"])
+@given(
+    seed=st.integers(0, 10**6), C=st.integers(2, 5), M=st.integers(1, 4), spatial=st.sampled_from([(4, 3), (2, 3, 2)])
+)
+def test_costs_equal_their_definition(name, seed, C, M, spatial):
+    logits, annotations = problem(seed, C=C, M=M, spatial=spatial)
+    assert annotations.valid is not None
+    slow = {"iou": reference.iou_cost, "ce": reference.ce_cost}[name]
+    expected = [
+        [[slow(s.numpy(), y.numpy(), v.numpy()) for y in ys] for s in ss]
+        for ss, ys, v in zip(logits, annotations.labels, annotations.valid, strict=True)
+    ]
+    assert np.allclose(COSTS[name](logits, annotations).numpy(), expected)
+
+
+@pytest.mark.parametrize("name", ["iou", "ce"])
+def test_gradients_are_those_of_the_naive_definition(name):
+    logits, annotations = problem(7)
+    assert annotations.valid is not None
+    logits.requires_grad_()
+    weights = torch.randn(2, 3, 2, dtype=torch.float64)
+    (grad,) = torch.autograd.grad((COSTS[name](logits, annotations) * weights).sum(), logits)
+
+    truth = torch.nn.functional.one_hot(annotations.labels, 3).movedim(-1, 2).double()  # [B, M, C, *S]
+    keep = annotations.valid[:, None, None, None]
+    if name == "ce":
+        picked = -(logits.log_softmax(2)[:, :, None] * truth[:, None] * keep).sum((3, 4, 5))
+        naive = picked / annotations.valid.flatten(1).sum(1)[:, None, None]
+    else:
+        s, y = (logits.softmax(2)[:, :, None] * keep)[:, :, :, 1:], (truth[:, None] * keep)[:, :, :, 1:]
+        i, total = (s * y).sum((4, 5)), s.sum((4, 5)) + y.sum((4, 5))
+        naive = 1 - ((i + 1) / (total - i + 1)).mean(3)
+    (expected,) = torch.autograd.grad((naive * weights).sum(), logits)
+    assert torch.allclose(grad, expected)
+    assert grad.abs().sum() > 0
+    assert torch.autograd.gradcheck(lambda x: COSTS[name](x, annotations), (logits,))
+
+
+@pytest.mark.parametrize(("name", "cost"), [("lidc", iou_cost), ("city", ce_cost)])
+def test_golden_costs_of_the_released_code(golden, name, cost):
+    annotations = golden(f"{name}_annotations")
+    valid = torch.ones(len(annotations), *annotations.shape[2:], dtype=torch.bool)
+    valid[:, 0, 0] = name == "lidc"  # the released cross-entropy drops the first pixel
+    found = cost(golden(f"{name}_logits"), MaskDistribution(annotations, valid=valid))
+    assert torch.allclose(found, golden(f"{name}_cost"), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["iou", "ce"])
+def test_probabilities_and_logits_give_the_same_cost(name):
+    logits, annotations = problem(11)
+    from_logits, from_probs = COSTS[name](logits, annotations), COSTS[name](logits.softmax(2), annotations, probs=True)
+    assert torch.allclose(from_logits, from_probs)
+
+
+def test_certain_mistakes_cost_much_but_stay_finite():
+    probs = torch.tensor([1.0, 0.0]).view(1, 1, 2, 1, 1).requires_grad_()
+    cost = ce_cost(probs, torch.ones(1, 1, 1, 1, dtype=torch.long), probs=True)
+    assert 80 < cost.item() < math.inf
+
+
+@pytest.mark.parametrize("name", ["iou", "ce"])
+def test_ready_made_regions_change_nothing(name):
+    logits, annotations = problem(3)
+    assert torch.equal(
+        COSTS[name](logits, annotations, regions=partition(annotations, 3)), COSTS[name](logits, annotations)
+    )
+
+
+@pytest.mark.parametrize("name", ["iou", "ce"])
+def test_an_image_without_valid_pixels_costs_nothing(name):
+    logits, annotations = problem(5)
+    nothing = MaskDistribution(annotations.labels, valid=torch.zeros(2, 4, 3, dtype=torch.bool))
+    logits.requires_grad_()
+    cost = COSTS[name](logits, nothing)
+    assert torch.equal(cost, torch.zeros_like(cost))
+    (grad,) = torch.autograd.grad(cost.sum(), logits)
+    assert torch.equal(grad, torch.zeros_like(grad))
+
+
+def test_empty_prediction_of_an_empty_annotation_is_free():
+    background = torch.stack([torch.full((4, 4), 60.0), torch.full((4, 4), -60.0)]).view(1, 1, 2, 4, 4)
+    assert iou_cost(background, torch.zeros(1, 1, 4, 4, dtype=torch.long)).item() == pytest.approx(0.0, abs=1e-6)
+    one_pixel = torch.zeros(1, 1, 4, 4, dtype=torch.long)
+    one_pixel[..., 0, 0] = 1
+    assert iou_cost(background, one_pixel).item() == pytest.approx(0.5)
+
+
+def test_iou_cost_of_chosen_classes():
+    logits, annotations = problem(13, C=4)
+    one, three = (iou_cost(logits, annotations, classes=(c,)) for c in (1, 3))
+    assert torch.allclose(iou_cost(logits, annotations, classes=(1, 3)), (one + three) / 2)
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "message"),
+    [
+        (
+            torch.zeros(1, 2, 3, 4),
+            torch.zeros(1, 1, 4, 4).long(),
+            r"\[B, N, C, \*spatial\] .* found shape \[1, 2, 3, 4\]",
+        ),
+        (torch.zeros(1, 2, 3, 4, 4).long(), torch.zeros(1, 1, 4, 4).long(), "floating point, found torch.int64"),
+        (torch.zeros(2, 2, 3, 4, 4), torch.zeros(1, 1, 4, 4).long(), "same images, found 1 in annotations and 2"),
+        (torch.zeros(1, 2, 3, 4, 5), torch.zeros(1, 1, 4, 4).long(), "same size"),
+        (torch.zeros(1, 0, 3, 4, 4), torch.zeros(1, 1, 4, 4).long(), "at least one sample"),
+        (torch.zeros(1, 2, 3, 4, 4), torch.full((1, 1, 4, 4), 3), "below classes=3, found 3"),
+    ],
+)
+@pytest.mark.parametrize("cost", [iou_cost, ce_cost])
+def test_bad_cost_inputs_are_refused(cost, logits, labels, message):
+    with pytest.raises(ValueError, match=message):
+        cost(logits, labels)
+
+
+def test_a_single_class_has_no_foreground():
+    with pytest.raises(ValueError, match="at least one foreground class"):
+        iou_cost(torch.zeros(1, 1, 1, 2, 2), torch.zeros(1, 1, 2, 2).long())
+    with pytest.raises(ValueError, match="at least 0 and below 2, found"):
+        iou_cost(torch.zeros(1, 1, 2, 2, 2), torch.zeros(1, 1, 2, 2).long(), classes=(2,))
