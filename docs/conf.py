@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from docutils import nodes
+
 import ambiseg
 
 project = "ambiseg"
@@ -36,9 +38,13 @@ autodoc_type_aliases = {
     "Cost": "ambiseg.overlap.Cost",
 }
 python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
 maximum_signature_line_length = 90
 napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Attributes", "params_style")]  # a list of fields; properties are documented on their own
+
+SENTENCE = ("attribute", "data", "property")  # napoleon would read a colon in their first sentence as the end of a type
+sentences: dict[str, list[str]] = {}
 
 
 def as_rst(app, what, name, obj, options, lines: list[str]) -> None:
@@ -46,30 +52,41 @@ def as_rst(app, what, name, obj, options, lines: list[str]) -> None:
 
     - An indented block under a paragraph is an equation: keep its line breaks, in a fixed-width face.
     - |x| is a size or an absolute value, not the name of a substitution.
-    - The first line of an attribute or a property is a sentence, even if it holds a colon. Napoleon would take what is
-      before the colon for a type; it does not look past an empty line.
     - What a NamedTuple says of its own fields says nothing.
     """
-    if what in ("attribute", "data", "property") and lines:
-        lines[:] = [] if lines[0].startswith("Alias for field number") else ["", *lines]
     plain: list[str] = []
-    equation = False
+    paragraph, equation, example = "", False, False  # the last line at the margin, and what this line is part of
     for line in lines:
-        indented = line.startswith("    ")
-        if indented and plain and not equation:
-            above = next((x for x in reversed(plain) if x.strip()), "")
-            if not plain[-1].strip() and above and not above.startswith((" ", ">>>", "...")):
-                plain += [".. code-block:: text", ""]
-                equation = True
-        elif line.strip() and not indented:
-            equation = False
-        if not equation and not line.lstrip().startswith((">>>", "...")):
-            line = "".join(  # odd parts of the split are inside backquotes
-                part if i % 2 else part.replace("|", r"\|") for i, part in enumerate(re.split(r"(`+[^`]*`+)", line))
-            )
+        if line.strip() and not line.startswith(" "):
+            paragraph, equation = line, False
+        elif line.startswith("    ") and plain and not plain[-1].strip() and not (equation or example):
+            equation = " " in paragraph and not paragraph.startswith(">>>")  # "Args:" and its like are one word
+            plain += [".. code-block:: text", ""] if equation else []
+        example = line.startswith(">>>") or (example and bool(line.strip()))
+        if not (equation or example):  # odd parts of the split are inside backquotes
+            parts = re.split(r"(`+[^`]*`+)", line)
+            line = "".join(part if i % 2 else part.replace("|", r"\|") for i, part in enumerate(parts))
         plain.append(line)
-    lines[:] = plain
+    lines[:] = [] if plain[:1] and plain[0].startswith("Alias for field number") else plain
+    if what in SENTENCE:
+        sentences[name], lines[:] = lines[:], []
+
+
+def put_back(app, what, name, obj, options, lines: list[str]) -> None:
+    """After napoleon: the docstrings it was not to see."""
+    lines[:] = sentences.pop(name, lines)
+
+
+def trim(app, doctree: nodes.document) -> None:
+    """Doctest needs an empty line before the closing fence of an example; a reader does not."""
+    for block in doctree.findall(nodes.literal_block):
+        if (text := block.astext()) != text.rstrip():
+            block.rawsource = text.rstrip()
+            block.clear()
+            block += nodes.Text(block.rawsource)
 
 
 def setup(app) -> None:
-    app.connect("autodoc-process-docstring", as_rst, priority=400)  # before napoleon, which is at 500
+    app.connect("autodoc-process-docstring", as_rst, priority=400)  # napoleon is at 500
+    app.connect("autodoc-process-docstring", put_back, priority=600)
+    app.connect("doctree-read", trim)

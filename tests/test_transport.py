@@ -92,10 +92,6 @@ def test_capacity_of_exactly_one_over_n_fills_every_sample():
 @pytest.mark.parametrize("capacity", [0.4, 1.0])
 def test_absent_annotators_change_nothing(solver, capacity):
     cost, v = problem(2, 3, 5, 4)
-    if solver == "released":
-        v = torch.full_like(v, 0.25)  # it rescales equal weights by M, so padding must be left to the others
-        assert torch.allclose(couple(cost, v, capacity, solver), couple(cost, v, capacity, "greedy"))
-        return
     padded_cost = torch.cat([torch.zeros(3, 5, 1, dtype=torch.float64), cost], 2)  # the padding is everyone's nearest
     padded = couple(padded_cost, torch.cat([torch.zeros(3, 1, dtype=torch.float64), v], 1), capacity, solver)
     assert torch.allclose(padded[..., 1:], couple(cost, v, capacity, solver))
@@ -193,6 +189,19 @@ def test_kl_hand_case_at_sample_and_group_level():
     together = relaxed_objective(cost, plan, u, groups=torch.tensor([[0, 1, 0]]))  # o = (.5, .5), u = (.75, .25)
     assert together.kl.item() == pytest.approx(0.5 * np.log(0.5 / 0.75) + 0.5 * np.log(0.5 / 0.25))
     assert relaxed_objective(cost, plan, u, groups=torch.zeros(1, 3, dtype=torch.long)).kl.item() == pytest.approx(0)
+
+
+def test_released_scaling_averages_over_the_groups_there_are():
+    """The authors' code compares K experts, not K·S samples, once it has grouped them."""
+    g = torch.Generator().manual_seed(0)
+    u, o = (torch.rand(2, 6, generator=g).softmax(1) for _ in range(2))
+    experts = torch.tensor([0, 0, 1, 1, 2, 2]).expand(2, 6)
+    found = relaxed_objective(
+        torch.zeros(2, 6, 1), o[..., None], u, groups=experts, num_groups=3, scaling="released"
+    ).kl
+    summed = [x.view(2, 3, 2).sum(2) for x in (u, o)]
+    expected = (summed[1] * (summed[1] / (summed[0] + 1e-8)).log()).mean()
+    assert found.mean().item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["lidc", "city"])

@@ -76,6 +76,7 @@ class MaskDistribution:
 
     @property
     def device(self) -> torch.device:
+        """Where all its tensors are."""
         return self.labels.device
 
     @property
@@ -126,6 +127,7 @@ class MaskDistribution:
     # -- moving, slicing, joining --------------------------------------------------------------------------
 
     def to(self, device: torch.device | str) -> MaskDistribution:
+        """The same masks on another device."""
         return replace(self, **{k: v.to(device) for k, v in self._tensors().items()})
 
     def __getitem__(self, images: int | slice | Sequence[int] | Tensor) -> MaskDistribution:

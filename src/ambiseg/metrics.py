@@ -30,7 +30,8 @@ class Protocol:
         one_class: what a class in neither mask counts as when a single class is evaluated (lesions).
         many_classes: the same when several are (street scenes).
         matching: ``transport`` is exact optimal transport between all samples and annotations. For equal weights
-            it equals Hungarian matching after repeating annotations to N, or both to the least common multiple.
+            it equals Hungarian matching after repeating both sides to their least common multiple (the annotations
+            to N, where M divides N).
             ``rectangular`` assigns each annotation its own best sample and forgets the other N − M.
         source: whose evaluation it is.
     """
@@ -41,6 +42,7 @@ class Protocol:
     source: str
 
     def absent(self, classes: Sequence[int]) -> Absent:
+        """What a class in neither mask counts as when these classes are evaluated."""
         return self.one_class if len(classes) == 1 else self.many_classes
 
 
@@ -64,17 +66,19 @@ def ged(
         GED = 2 E[d(S, Y)] − E[d(S, S′)] − E[d(Y, Y′)],     S, S′ ~ pred,   Y, Y′ ~ truth.
 
     As published, the expectations run over all pairs of the masks given, a sample with itself included. With N
-    samples that makes E[d(S, S′)] too small by a factor 1 − 1/N and GED too large by E[d(S, S′)]/N: most of the fall
-    from GED(16) to GED(100) in papers is this. ``unbiased=True`` leaves those self-pairs out (a U-statistic), so that
-    a perfect sampler scores 0 on average whatever N is; single images may then be slightly negative. The
-    annotations are taken as the truth itself, not as a sample of it, and keep their self-pairs.
+    samples that makes E[d(S, S′)] too small by a factor 1 − 1/N and GED too large by E[d(S, S′)]/N. Much of the fall
+    from GED(16) to GED(100) in papers is this (in MoSE's tables .501/16 − .501/100 = .026 of .029).
+    ``unbiased=True`` leaves those self-pairs out (a U-statistic), so that a perfect sampler scores 0 on average
+    whatever N is; single images may then be slightly negative. The annotations are taken as the truth itself, not
+    as a sample of it, and keep their self-pairs.
 
     Args:
         pred: N masks an image.
         truth: M masks an image of the same size.
         classes: class ids over which IoU is averaged.
         protocol: a name in :data:`PROTOCOLS`.
-        unbiased: see above. With weights w the correction is 1 − Σw²: right for independent draws.
+        unbiased: see above. With weights w the correction is 1 − Σw²: right for independent draws. nan where one
+            mask has all the weight.
 
     Returns:
         ``[B]``, nan where a pair of masks has none of the classes and the protocol does not say what that means.
@@ -197,6 +201,7 @@ class ReliabilityCurve:
         return float((self.confidence_sum - self.accuracy_sum).abs().sum() / self.total)
 
     def __add__(self, other: ReliabilityCurve) -> ReliabilityCurve:
+        """The curve of both sets of pixels together."""
         if len(self.count) != len(other.count):
             raise ValueError(f"expected curves of as many bins, found {len(self.count)} and {len(other.count)}")
         return ReliabilityCurve(

@@ -1,6 +1,6 @@
 """How much two masks overlap: IoU of hard masks, and the soft costs that training minimises. Every pair, no loops.
 
-IoU is defined in :func:`_iou`, the soft costs in :func:`iou_cost` and :func:`ce_cost`.
+IoU of hard masks is defined in ``_iou``, the soft costs in :func:`iou_cost` and :func:`ce_cost`.
 """
 
 from __future__ import annotations

@@ -36,11 +36,13 @@ class _MeanOverImages(Metric):
         self.add_state("images", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, *distributions: Masks) -> None:
+        """Add the images of a batch."""
         values = self.score(*distributions)
         self.total += values.nansum()
         self.images += (~values.isnan()).sum()
 
     def compute(self) -> Tensor:
+        """The mean over all images with a value, of all processes."""
         return self.total / self.images
 
     def set_dtype(self, dst_type: str | torch.dtype) -> _MeanOverImages:
@@ -120,6 +122,7 @@ class ECE(Metric):
         self.add_state("pixels", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, pred: Masks, truth: Masks) -> None:
+        """Add the pixels of a batch."""
         pred, truth = metrics.compatible(pred, truth)
         p, t = pred.marginal_probs(self.num_classes), truth.marginal_probs(self.num_classes)
         valid = metrics.common_valid(pred, truth)
@@ -135,6 +138,7 @@ class ECE(Metric):
         return metrics.ReliabilityCurve(self.count, self.confidence_sum, self.accuracy_sum, self.pixels)
 
     def compute(self) -> Tensor:
+        """The error over all pixels, of all processes."""
         return torch.tensor(self.curve.ece, dtype=torch.float64)
 
     def set_dtype(self, dst_type: str | torch.dtype) -> ECE:

@@ -15,6 +15,7 @@ from torch import Tensor
 from ambiseg.masks import check_weights, exact
 
 Solver: TypeAlias = Literal["greedy", "exact", "released"]
+"""How :func:`couple` solves the problem when a capacity below 1 makes it one."""
 
 
 def couple(cost: Tensor, weights: Tensor, capacity: float = 1.0, solver: Solver = "greedy") -> Tensor:
@@ -60,8 +61,9 @@ def couple(cost: Tensor, weights: Tensor, capacity: float = 1.0, solver: Solver 
         columns = torch.cat([v.double().cpu(), torch.full((len(v), 1), slack, dtype=torch.float64)], 1)
         return optimal_plan(open_ended, rows, columns)[..., :M]
     if solver == "released":
-        equal = torch.full_like(v, 1 / M)
-        return _greedy(cost, equal, capacity) * (v * M)[:, None].to(cost.dtype)
+        present = (v > 0).to(v.dtype)
+        readers = present.sum(1, keepdim=True)
+        return _greedy(cost, present / readers, capacity) * (v * readers)[:, None].to(cost.dtype)
     return _greedy(cost, v, capacity)
 
 
@@ -130,6 +132,7 @@ def relaxed_objective(
     beta: float = 1.0,
     *,
     groups: Tensor | None = None,
+    num_groups: int | None = None,
     scaling: Literal["paper", "released"] = "paper",
 ) -> Objective:
     """The paper's outer problem (equation 8), for a plan P that is held fixed:
@@ -143,11 +146,13 @@ def relaxed_objective(
         plan: P ``[B, N, M]`` of :func:`couple`; no gradient flows into it.
         sample_weights: u ``[B, N]``, differentiable; π_k / S for S samples of expert k.
         beta: β.
-        groups: ``[B, N]`` integer id below N of the group each sample belongs to. u and o are then summed over
-            groups and compared at that level ("soft gradients", Algorithm 2; its means over a group have the same
-            ratios, the sums keep both sides distributions).
+        groups: ``[B, N]`` integer id of the group each sample belongs to. u and o are then summed over groups and
+            compared at that level ("soft gradients", Algorithm 2; its means over a group have the same ratios, the
+            sums keep both sides distributions).
+        num_groups: ids are below this; N by default.
         scaling: ``paper`` is the formula above. ``released`` is the authors' code: the KL averaged over the N
-            samples instead of summed, so that its effective β is β/N, and log(u + 1e-8).
+            samples (or ``num_groups`` groups; theirs are as many as experts) instead of summed, so that its effective
+            β is β/N, and log(u + 1e-8).
 
     >>> cost, weights = torch.tensor([[[0., 1.], [1., 0.]]]), torch.tensor([[.3, .7]])
     >>> relaxed_objective(cost, couple(cost, weights), sample_weights=torch.tensor([[.3, .7]])).total
@@ -164,7 +169,8 @@ def relaxed_objective(
     if groups is not None:
         if groups.shape != u.shape:
             raise ValueError(f"groups must be {list(u.shape)}, one id a sample, found {list(groups.shape)}")
-        u, o = (torch.zeros_like(x).scatter_add(1, groups, x) for x in (u, o))
+        size = (len(u), u.shape[1] if num_groups is None else num_groups)
+        u, o = (x.new_zeros(size).scatter_add(1, groups, x) for x in (u, o))
     transport = (plan * cost).sum((1, 2))
     if scaling == "released":
         kl = (torch.xlogy(o, o) - o * (u + 1e-8).log()).mean(1)

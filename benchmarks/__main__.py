@@ -1,0 +1,12 @@
+"""``python -m benchmarks``: every table, printed and written to ``benchmarks/results/``."""
+
+import platform
+
+import torch
+
+from benchmarks import mathematics
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(f"torch {torch.__version__}, {platform.machine()}, one thread; ratios are the numbers to compare\n")
+    mathematics.main()
