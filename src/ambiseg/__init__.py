@@ -8,10 +8,13 @@
 - :mod:`ambiseg.transport`   couplings (nearest, greedy, exact) and the relaxed OT objective
 - :mod:`ambiseg.metrics`     ged, matched_iou, ece, diversity, entropy; named protocols; bootstrap intervals
 - :mod:`ambiseg.streaming`   the same metrics as torchmetrics classes (imported on demand)
+- :mod:`ambiseg.nn`          backbones, experts, gate, the fused pixel head
+- :mod:`ambiseg.methods`     MoSE, and the protocol that other methods will follow
 """
 
-from ambiseg import masks, metrics, overlap, regions, transport
+from ambiseg import masks, methods, metrics, nn, overlap, regions, transport
 from ambiseg.masks import MaskDistribution
+from ambiseg.methods import METHODS, MoSE, load_official
 from ambiseg.metrics import (
     PROTOCOLS,
     bootstrap,
@@ -27,14 +30,19 @@ from ambiseg.overlap import pairwise_iou
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "METHODS",
     "PROTOCOLS",
     "MaskDistribution",
+    "MoSE",
     "bootstrap",
     "ece",
     "ged",
+    "load_official",
     "masks",
     "matched_iou",
+    "methods",
     "metrics",
+    "nn",
     "overlap",
     "pairwise_iou",
     "pixel_entropy",

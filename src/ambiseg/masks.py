@@ -140,6 +140,17 @@ class MaskDistribution:
             images = torch.as_tensor(images, dtype=torch.long, device=self.device)
         return replace(self, **{k: v[images] for k, v in self._tensors().items()})
 
+    def draw(self, count: int, generator: torch.Generator | None = None) -> MaskDistribution:
+        """``count`` masks an image, drawn independently with the weights as probabilities: equally weighted.
+
+        >>> one = MaskDistribution(torch.tensor([[[[0]], [[1]]]]), torch.tensor([[0.0, 1.0]])).draw(1)
+        >>> one.labels.flatten().tolist(), one.weights
+        ([1], None)
+        """
+        drawn = torch.multinomial(self.mass, count, replacement=True, generator=generator)
+        image = torch.arange(len(self), device=self.device)[:, None]
+        return MaskDistribution(self.labels[image, drawn], valid=self.valid)
+
     def __iter__(self) -> Iterator[MaskDistribution]:
         return (self[i] for i in range(len(self)))
 

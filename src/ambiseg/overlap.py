@@ -169,12 +169,8 @@ def iou_cost(
     if not chosen:
         raise ValueError("iou_cost needs at least one foreground class, found a single class")
     samples = (logits if probs else logits.softmax(2))[:, :, chosen].flatten(3)
-    sums = regions.sum(samples)  # [B, N, c, U]
-    said = regions.one_hot(C, sums.dtype)[:, :, chosen]  # [B, M, c, U]
-    intersection = torch.einsum("bncu,bmcu->bnmc", sums, said)
-    area = torch.einsum("bmcu,bu->bmc", said, regions.size.to(sums.dtype))
-    union = sums.sum(3)[:, :, None] + area[:, None] - intersection
-    return 1 - ((intersection + smooth) / (union + smooth)).mean(3)
+    said = regions.one_hot(C, samples.dtype)[:, :, chosen]
+    return iou_from_sums(regions.sum(samples), said, regions, smooth)
 
 
 def ce_cost(logits: Tensor, annotations: Masks, *, probs: bool = False, regions: Regions | None = None) -> Tensor:
@@ -192,8 +188,23 @@ def ce_cost(logits: Tensor, annotations: Masks, *, probs: bool = False, regions:
     """
     annotations, regions = _prepare(logits, annotations, regions)
     log_probs = logits.clamp_min(torch.finfo(logits.dtype).tiny).log() if probs else logits.log_softmax(2)
-    sums = regions.sum(log_probs.flatten(3))  # [B, N, C, U]
-    said = regions.one_hot(logits.shape[2], sums.dtype)  # [B, M, C, U]
+    said = regions.one_hot(logits.shape[2], log_probs.dtype)
+    return ce_from_sums(regions.sum(log_probs.flatten(3)), said, regions)
+
+
+def iou_from_sums(sums: Tensor, said: Tensor, regions: Regions, smooth: float = 1.0) -> Tensor:
+    """:func:`iou_cost` from what it needs of the samples: probabilities summed over regions.
+
+    sums ``[B, N, c, U]``, said ``[B, M, c, U]`` (1 where annotator m gave region u class c) -> ``[B, N, M]``.
+    """
+    intersection = torch.einsum("bncu,bmcu->bnmc", sums, said)
+    area = torch.einsum("bmcu,bu->bmc", said, regions.size.to(sums.dtype))
+    union = sums.sum(3)[:, :, None] + area[:, None] - intersection
+    return 1 - ((intersection + smooth) / (union + smooth)).mean(3)
+
+
+def ce_from_sums(sums: Tensor, said: Tensor, regions: Regions) -> Tensor:
+    """:func:`ce_cost` from what it needs of the samples: log-probabilities summed over regions, as above."""
     pixels = regions.size.sum(1).clamp_min(1).to(sums.dtype)
     return -torch.einsum("bncu,bmcu->bnm", sums, said) / pixels[:, None, None]
 

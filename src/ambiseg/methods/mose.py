@@ -1,0 +1,363 @@
+"""MoSE, the mixture of stochastic experts (Gao et al., ICLR 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ambiseg.masks import MaskDistribution, Masks, as_masks
+from ambiseg.methods.base import Method, Predictive
+from ambiseg.methods.grouping import merge_alike
+from ambiseg.nn import Backbone, DeepLabV3Plus, Experts, Features, Gate, PixelHead, ReleasedHead, UNet, unet
+from ambiseg.nn.pixelhead import as_rows, draw_masks, mean_softmax, pixel_logits, region_sums
+from ambiseg.overlap import COSTS, Cost, ce_from_sums, iou_from_sums
+from ambiseg.regions import Regions, partition
+from ambiseg.transport import Solver, couple, optimal_plan, relaxed_objective
+
+BACKBONES = {
+    "unet": lambda channels, **levels: UNet(channels, unet.FULL, **levels),
+    "unet-light": lambda channels, **levels: UNet(channels, unet.LIGHT, **levels),
+    "deeplabv3plus": lambda channels: DeepLabV3Plus(channels),
+}
+
+
+class _Drawn(NamedTuple):
+    """Latent codes of the samples a loss is made of, and their weights."""
+
+    latents: Tensor  # [B, N, L], those of one expert side by side
+    weights: Tensor  # [B, N]
+
+
+class MoSE(Method):
+    """A backbone whose features meet K expert-specific Gaussians, and a gate that says how likely each expert is.
+
+        s = F(x, z_k),     k ~ π(x),     z_k ~ N(m_k, σ_k² I)
+
+    Args:
+        in_channels: channels of the images.
+        classes: C, background included.
+        experts: K.
+        samples: S, samples an expert in training.
+        latent: L, dimension of the latent code.
+        backbone: ``unet`` (7 levels), ``unet-light`` (4 levels), ``deeplabv3plus``, or any
+            :class:`ambiseg.nn.Backbone`; :class:`ambiseg.nn.Adapter` makes one of any network.
+        cost: ``iou``, ``ce``, or a callable (logits ``[B, N, C, H, W]``, annotations) -> ``[B, N, M]``.
+        beta: β, weight of the KL term.
+        capacity: γ, how much annotation mass a sample may explain; 1 is no limit. Schedules pass their own to
+            :meth:`loss`.
+        solver: of the coupling, :func:`ambiseg.transport.couple`.
+        kl: ``paper``, or ``released`` for the authors' scaling (effective β/N).
+        stochastic: ``False`` for deterministic experts.
+        diagonal: one σ a latent dimension instead of one an expert.
+        expert_weights: ``learned``, ``uniform``, or K fixed probabilities.
+        gate_level: encoder depth that the gate reads, as a fraction: 1/3, 2/3 or 1, the bottom (U-Nets).
+        inject_level: decoder depth where noise enters, as a fraction: 1/3, 2/3 or 1, the last features (U-Nets).
+            Below 1 the rest of the decoder runs once a sample.
+        head: ``paper``, or ``released`` (with batch normalisation, for the authors' checkpoints).
+        scale_bias: where the noise's scale starts; docs/mose.md says why 1.
+        objective: ``transport`` is the paper's loss. ``all-pairs`` averages the cost over every pair of sample and
+            annotation (its ablation: predicts one average mask).
+        form: ``weighted`` trains on S samples of every expert with their weights. ``gumbel`` draws K·S samples from the
+            mixture with a straight-through Gumbel-softmax, couples them exactly, and needs no KL term.
+        temperature: of the Gumbel-softmax.
+        group_threshold: G₀. Below 1, experts whose mean outputs overlap at least this much share one KL target (soft
+            gradients, Algorithm 2).
+
+    >>> model = MoSE(in_channels=1, classes=2, backbone="unet-light")
+    >>> masks = model.predict(torch.rand(1, 1, 64, 64)).compact(per_expert=2)
+    >>> masks
+    MaskDistribution(1 image of 64×64, 8 masks, weighted, soft marginal)
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        classes: int,
+        experts: int = 4,
+        samples: int = 4,
+        latent: int = 1,
+        backbone: str | Backbone = "unet",
+        cost: str | Cost = "iou",
+        *,
+        beta: float = 1.0,
+        capacity: float = 1.0,
+        solver: Solver = "greedy",
+        kl: Literal["paper", "released"] = "paper",
+        stochastic: bool = True,
+        diagonal: bool = False,
+        expert_weights: str | Sequence[float] = "learned",
+        gate_level: float = 1.0,
+        inject_level: float = 1.0,
+        head: Literal["paper", "released"] = "paper",
+        hidden: int = 32,
+        scale_bias: float = 1.0,
+        objective: Literal["transport", "all-pairs"] = "transport",
+        form: Literal["weighted", "gumbel"] = "weighted",
+        temperature: float = 1.0,
+        group_threshold: float = 1.0,
+    ) -> None:
+        super().__init__()
+        for name, value, allowed in (
+            ("kl", kl, ("paper", "released")),
+            ("head", head, ("paper", "released")),
+            ("objective", objective, ("transport", "all-pairs")),
+            ("form", form, ("weighted", "gumbel")),
+            ("cost", cost if isinstance(cost, str) else "iou", tuple(COSTS)),
+            ("backbone", backbone if isinstance(backbone, str) else "unet", tuple(BACKBONES)),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, found {value!r}")
+        if classes < 2 or samples < 1:
+            raise ValueError(f"expected at least 2 classes and 1 sample an expert, found {classes} and {samples}")
+        self.classes, self.samples = classes, samples
+        self.cost, self.beta, self.capacity = cost, beta, capacity
+        self.solver: Solver = solver
+        self.kl: Literal["paper", "released"] = kl
+        self.objective, self.form, self.temperature = objective, form, temperature
+        self.group_threshold = group_threshold
+        self.backbone = _build(backbone, in_channels, gate_level, inject_level)
+        self.experts = Experts(experts, latent, stochastic, diagonal)
+        self.gate = Gate(self.backbone.gate_channels, experts, expert_weights)
+        channels = {"channels": self.backbone.dense_channels, "features": self.backbone.head_channels}
+        self.head: PixelHead | ReleasedHead
+        if head == "released":
+            self.head = ReleasedHead(latent=latent, classes=classes, **channels)
+        else:
+            self.head = PixelHead(latent=latent, classes=classes, hidden=hidden, scale_bias=scale_bias, **channels)
+
+    def forward(self, images: Tensor) -> MoSEPredictive:
+        """Images ``[B, in_channels, H, W]`` -> their predictive distribution."""
+        if images.ndim != 4 or not images.is_floating_point():
+            raise ValueError(f"expected images [B, C, H, W] of floats, found {images.dtype} {list(images.shape)}")
+        features = self.backbone(images)
+        return MoSEPredictive(self, features, self.gate(features.gate), (images.shape[2], images.shape[3]))
+
+    def predict(self, images: Tensor) -> MoSEPredictive:
+        """:meth:`forward` in evaluation mode and without gradient; the module's mode is left as it was."""
+        return super().predict(images)  # type: ignore[return-value]
+
+    def loss(
+        self,
+        images: Tensor,
+        annotations: Masks,
+        *,
+        capacity: float | None = None,
+        samples: int | None = None,
+        group_threshold: float | None = None,
+        annealing: float = 1.0,
+        one_annotation: bool = False,
+        regions: Regions | None = None,
+        generator: torch.Generator | None = None,
+        **settings: Any,
+    ) -> dict[str, Tensor]:
+        """The optimal-transport calibration loss (equation 8), averaged over the images that have a valid pixel.
+
+        Args:
+            images: ``[B, in_channels, H, W]``.
+            annotations: M masks an image with their weights.
+            capacity, samples, group_threshold: γ, S and G₀ of this step, when a schedule moves them.
+            annealing: how far annotation weights have gone from uniform (0) to their own values (1).
+            one_annotation: use a single annotation an image, drawn by its weight.
+            regions: :func:`ambiseg.regions.partition` of the annotations, when the loader has it already.
+            generator: of all random draws.
+
+        Returns:
+            ``total``, ``transport`` and ``kl``, scalars.
+        """
+        if settings:
+            raise TypeError(f"loss() got unexpected settings: {', '.join(settings)}")
+        annotations = as_masks(annotations)
+        if one_annotation:
+            annotations, regions = annotations.draw(1, generator), None
+        predictive = self(images)
+        drawn = self._draw(predictive, self.samples if samples is None else samples, generator)
+        threshold = self.group_threshold if group_threshold is None else group_threshold
+        grouping = threshold < 1 and self.form == "weighted" and self.objective == "transport"
+        cost, modes = self._cost(predictive, drawn.latents, annotations, regions, grouping)
+        v = _annealed(annotations.mass, annealing).to(cost.dtype)
+        if self.objective == "all-pairs":
+            transport = (drawn.weights[:, :, None] * v[:, None] * cost).sum((1, 2))
+            kl = torch.zeros_like(transport)
+        elif self.form == "gumbel":
+            plan = optimal_plan(cost, drawn.weights, v)
+            transport, kl = (plan * cost).sum((1, 2)), torch.zeros_like(cost[:, 0, 0])
+        else:
+            plan = couple(cost, v, self.capacity if capacity is None else capacity, self.solver)
+            groups = merge_alike(modes, self.classes, threshold) if modes is not None else None
+            if groups is not None:
+                groups = groups.repeat_interleave(cost.shape[1] // self.experts.count, 1)
+            terms = relaxed_objective(
+                cost, plan, drawn.weights, groups=groups, num_groups=self.experts.count, scaling=self.kl
+            )
+            transport, kl = terms.transport, terms.kl
+        counted = _has_valid_pixels(annotations).to(cost.dtype)
+        transport, kl = ((x * counted).sum() / counted.sum().clamp_min(1) for x in (transport, kl))
+        return {"total": transport + self.beta * kl, "transport": transport.detach(), "kl": kl.detach()}
+
+    # -- parts of the loss -----------------------------------------------------------------------------------
+
+    def _draw(self, predictive: MoSEPredictive, samples: int, generator: torch.Generator | None) -> _Drawn:
+        pi, K = predictive.expert_weights, self.experts.count
+        if self.form == "weighted":
+            latents = self.experts.each(len(pi), samples, generator)
+            return _Drawn(latents, (pi / samples).repeat_interleave(samples, 1))
+        # A straight-through one-hot choice of expert for each of K·S samples: forward a draw, backward its softmax.
+        noise = torch.empty(len(pi), K * samples, K, device=pi.device, dtype=pi.dtype)
+        noise = -noise.exponential_(generator=generator).clamp_min(torch.finfo(pi.dtype).tiny).log()
+        soft = ((pi.clamp_min(torch.finfo(pi.dtype).tiny).log()[:, None] + noise) / self.temperature).softmax(2)
+        hard = torch.zeros_like(soft).scatter_(2, soft.argmax(2, keepdim=True), 1.0)
+        choice = hard + soft - soft.detach()
+        latents = self.experts.noisy(choice @ self.experts.mean, choice @ self.experts.sigma, generator)
+        return _Drawn(latents, torch.full_like(soft[..., 0], 1 / (K * samples)))
+
+    def _cost(
+        self,
+        predictive: MoSEPredictive,
+        latents: Tensor,
+        annotations: MaskDistribution,
+        regions: Regions | None,
+        grouping: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Cost ``[B, N, M]``, and each expert's most likely labels ``[B, K, *spatial]`` where grouping needs them."""
+        experts = self.experts.count if grouping else None
+        if isinstance(self.cost, str) and predictive.tiled:
+            if annotations.spatial != predictive.size or len(annotations) != len(latents):
+                raise ValueError(
+                    f"expected annotations of {len(latents)} images of {list(predictive.size)} like the images, "
+                    f"found {len(annotations)} of {list(annotations.spatial)}"
+                )
+            regions = partition(annotations, self.classes) if regions is None else regions
+            rows, head = as_rows(predictive.features.dense), self.head.fold(latents)
+            sums, modes = region_sums(rows, head, regions, log=self.cost == "ce", experts=experts)
+            said = regions.one_hot(self.classes, sums.dtype)
+            if self.cost == "ce":
+                cost = ce_from_sums(sums, said, regions)
+            else:
+                cost = iou_from_sums(sums[:, :, 1:], said[:, :, 1:], regions)
+            return cost, None if modes is None else modes.unflatten(2, predictive.size)
+        logits = predictive.logits(latents)
+        cost = COSTS[self.cost](logits, annotations, regions=regions) if isinstance(self.cost, str) else None
+        if cost is None:
+            assert callable(self.cost)
+            cost = self.cost(logits, annotations)
+        if experts is None:
+            return cost, None
+        means = logits.detach().softmax(2).unflatten(1, (experts, -1)).mean(2)
+        return cost, means.argmax(2)
+
+
+@dataclass(frozen=True, eq=False)
+class MoSEPredictive(Predictive):
+    """What MoSE predicts for a batch of images.
+
+    Attributes:
+        expert_weights: π ``[B, K]``.
+        features: of the backbone.
+        size: (H, W) of the images.
+    """
+
+    model: MoSE
+    features: Features
+    expert_weights: Tensor
+    size: tuple[int, int]
+
+    @property
+    def tiled(self) -> bool:
+        """Whether masks can be made tile by tile, or need the rest of the decoder, or batch statistics."""
+        return not self.features.skips and self.model.head.foldable
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> MaskDistribution:
+        """The standard form: ``n`` experts drawn from π, a latent code from each; equal weights."""
+        return self._masks(self._standard(n, generator), None)
+
+    def compact(self, per_expert: int, generator: torch.Generator | None = None) -> MaskDistribution:
+        """The weighted form (equation 3): ``per_expert`` masks of every expert, each of weight π_k / per_expert."""
+        latents = self.model.experts.each(len(self.expert_weights), per_expert, generator)
+        return self._masks(latents, (self.expert_weights / per_expert).repeat_interleave(per_expert, 1).detach())
+
+    def marginal(
+        self, n: int | None = None, generator: torch.Generator | None = None, *, per_expert: int | None = None
+    ) -> Tensor:
+        """Class probabilities ``[B, C, H, W]`` from ``n`` samples, or from ``per_expert`` of every expert."""
+        if (n is None) == (per_expert is None):
+            raise ValueError("marginal needs either n or per_expert")
+        if n is not None:
+            latents, weights = self._standard(n, generator), self._equal(n)
+        else:
+            assert per_expert is not None
+            latents = self.model.experts.each(len(self.expert_weights), per_expert, generator)
+            weights = (self.expert_weights / per_expert).repeat_interleave(per_expert, 1)
+        if self.tiled:
+            rows, head = as_rows(self.features.dense), self.model.head.fold(latents)
+            return mean_softmax(rows, head, weights).unflatten(2, self.size)
+        return self._one_by_one(latents, weights)[1]
+
+    def logits(self, latents: Tensor) -> Tensor:
+        """Logits of given latent codes, differentiable:  ``[B, N, L] -> [B, N, C, H, W]``."""
+        head = self.model.head
+        if self.tiled:
+            return pixel_logits(as_rows(self.features.dense), head.fold(latents)).unflatten(3, self.size)
+        maps = head.modulate(self.features.dense, latents)
+        if self.features.skips:
+            finished = self.model.backbone.finish(maps.flatten(0, 1), self.features, self.size)
+            maps = finished.unflatten(0, latents.shape[:2])
+        return head.classify(maps)
+
+    def _standard(self, n: int, generator: torch.Generator | None) -> Tensor:
+        if n < 1:
+            raise ValueError(f"expected at least one sample, found {n}")
+        ids = torch.multinomial(self.expert_weights.detach(), n, replacement=True, generator=generator)
+        return self.model.experts.of(ids, generator)
+
+    def _equal(self, n: int) -> Tensor:
+        return torch.full((len(self.expert_weights), n), 1 / n, device=self.expert_weights.device)
+
+    def _masks(self, latents: Tensor, weights: Tensor | None) -> MaskDistribution:
+        mass = self._equal(latents.shape[1]) if weights is None else weights
+        if self.tiled:
+            rows, head = as_rows(self.features.dense), self.model.head.fold(latents)
+            labels, marginal = (x.unflatten(2, self.size) for x in draw_masks(rows, head, mass))
+        else:
+            labels, marginal = self._one_by_one(latents, mass)
+        return MaskDistribution(labels, weights, marginal=marginal)
+
+    @torch.no_grad()
+    def _one_by_one(self, latents: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Labels and marginal where a sample needs a pass of its own: one sample's logits in memory at a time."""
+        marginal, labels = torch.zeros((), device=latents.device), []
+        for i in range(latents.shape[1]):
+            logits = self.logits(latents[:, i : i + 1])[:, 0]
+            marginal = marginal + weights[:, i, None, None, None] * logits.softmax(1)
+            labels.append(logits.argmax(1))
+        stacked = torch.stack(labels, 1)
+        return stacked.to(torch.uint8) if self.model.classes <= 256 else stacked, marginal
+
+
+def _build(backbone: str | Backbone, channels: int, gate_level: float, inject_level: float) -> Backbone:
+    if isinstance(backbone, nn.Module):
+        if not isinstance(backbone, Backbone):
+            name = type(backbone).__name__
+            raise ValueError(f"wrap {name} as ambiseg.nn.Adapter({name.lower()}, dense=…) to use it as a backbone")
+        return backbone
+    levels = {} if gate_level == inject_level == 1 else {"gate_level": gate_level, "inject_level": inject_level}
+    if levels and backbone == "deeplabv3plus":
+        raise ValueError("gate_level and inject_level are settings of the U-Nets, found them with deeplabv3plus")
+    return BACKBONES[backbone](channels, **levels)
+
+
+def _annealed(mass: Tensor, annealing: float) -> Tensor:
+    """Annotation weights between uniform over those present (0) and their own (1)."""
+    if annealing == 1:
+        return mass
+    present = (mass > 0).to(mass.dtype)
+    return annealing * mass + (1 - annealing) * present / present.sum(1, keepdim=True)
+
+
+def _has_valid_pixels(annotations: MaskDistribution) -> Tensor:
+    if annotations.valid is None:
+        return torch.ones(len(annotations), device=annotations.device)
+    return annotations.valid.flatten(1).any(1)

@@ -1,0 +1,98 @@
+"""What a backbone gives to the experts and the gate, and how any network becomes a backbone."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Features(NamedTuple):
+    """The features of a batch of images, computed once, whatever is sampled from them afterwards.
+
+    Attributes:
+        dense: ``[B, F, h, w]`` where the experts' noise enters: the image's own size, unless ``skips`` are left.
+        gate: ``[B, G, h', w']`` what the gate averages and reads.
+        skips: maps that :meth:`Backbone.finish` still needs when noise enters before the decoder's end.
+    """
+
+    dense: Tensor
+    gate: Tensor
+    skips: tuple[Tensor, ...] = ()
+
+
+class Backbone(nn.Module):
+    """A network that maps images ``[B, in_channels, H, W]`` to :class:`Features`.
+
+    Attributes:
+        dense_channels: channels of ``Features.dense``, F.
+        gate_channels: channels of ``Features.gate``, G.
+        head_channels: channels of what :meth:`finish` returns; F unless noise enters before the decoder's end.
+    """
+
+    dense_channels: int
+    gate_channels: int
+
+    @property
+    def head_channels(self) -> int:
+        return self.dense_channels
+
+    def finish(self, dense: Tensor, features: Features, size: tuple[int, int]) -> Tensor:
+        """Run the rest of the decoder on maps with noise, ``[B·N, F, h, w] -> [B·N, head_channels, *size]``.
+
+        The N samples of an image stand next to each other. Only called when ``features.skips`` is not empty.
+        """
+        raise NotImplementedError(f"{type(self).__name__} takes noise at its last features only")
+
+
+class Adapter(Backbone):
+    """Any network as a backbone.
+
+    Args:
+        network: maps images to dense features ``[B, dense, H, W]`` of the image's size (features of another size are
+            resized bilinearly), or to a pair (dense, gate features).
+        dense: how many channels the dense features have.
+        gate: how many channels the gate's features have, when they are not the dense ones.
+        gate_from: name of the submodule of ``network`` whose output the gate reads (the last one, if it returns
+            several), as in ``dict(network.named_modules())``.
+
+    >>> import torch
+    >>> network = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 3, padding=1))
+    >>> features = Adapter(network, dense=8, gate=16, gate_from="0")(torch.zeros(2, 3, 32, 32))
+    >>> features.dense.shape, features.gate.shape
+    (torch.Size([2, 8, 32, 32]), torch.Size([2, 16, 32, 32]))
+    """
+
+    def __init__(self, network: nn.Module, dense: int, gate: int | None = None, gate_from: str | None = None) -> None:
+        super().__init__()
+        self.network = network
+        self.dense_channels = dense
+        self.gate_channels = dense if gate is None else gate
+        self._seen: list[Any] = []
+        if gate_from is not None:
+            modules = dict(network.named_modules())
+            if gate_from not in modules:
+                some = ", ".join(name for name, _ in network.named_children())
+                raise ValueError(f"gate_from={gate_from!r} is not a submodule of the network; its children are {some}")
+            modules[gate_from].register_forward_hook(self._remember)
+
+    def _remember(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._seen[:] = [output]
+
+    def forward(self, images: Tensor) -> Features:
+        output = self.network(images)
+        if self._seen:
+            dense, gate = output, self._seen.pop()
+        else:
+            dense, gate = output if isinstance(output, tuple | list) else (output, output)
+        gate = gate[-1] if isinstance(gate, tuple | list) else gate
+        for name, features, channels in (("dense", dense, self.dense_channels), ("gate", gate, self.gate_channels)):
+            if features.ndim != 4 or features.shape[1] != channels:
+                raise ValueError(
+                    f"expected {name} features [B, {channels}, h, w] from {type(self.network).__name__}, "
+                    f"found {list(features.shape)}"
+                )
+        if dense.shape[2:] != images.shape[2:]:
+            dense = F.interpolate(dense, images.shape[2:], mode="bilinear", align_corners=False)
+        return Features(dense, gate)

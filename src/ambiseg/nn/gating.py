@@ -1,0 +1,54 @@
+"""The gate: how likely each expert's mode is for this image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class Gate(nn.Module):
+    """π(x) = softmax(MLP(average pool of the backbone's features)), three layers, the paper's gating network.
+
+    Args:
+        channels: G, channels of the features it reads.
+        experts: K.
+        weights: ``learned`` by the network; ``uniform``, 1/K for every image (the paper's ablation); or K fixed
+            probabilities.
+
+    >>> Gate(8, experts=4)(torch.randn(2, 8, 5, 5)).shape
+    torch.Size([2, 4])
+    """
+
+    fixed: Tensor | None
+
+    def __init__(self, channels: int, experts: int, weights: str | Sequence[float] = "learned") -> None:
+        super().__init__()
+        fixed = None
+        if isinstance(weights, str):
+            if weights not in ("learned", "uniform"):
+                raise ValueError(f"expert weights must be learned, uniform or {experts} numbers, found {weights!r}")
+            if weights == "uniform":
+                fixed = torch.full((experts,), 1 / experts)
+        else:
+            fixed = torch.tensor(list(weights), dtype=torch.float32)
+            if fixed.shape != (experts,) or (fixed < 0).any() or abs(float(fixed.sum()) - 1) > 1e-4:
+                raise ValueError(f"expected {experts} expert weights that sum to 1, found {fixed.tolist()}")
+        self.register_buffer("fixed", fixed)
+        self.layers = nn.Sequential()
+        if fixed is None:
+            self.layers = nn.Sequential(
+                nn.Linear(channels, channels),
+                nn.ReLU(),
+                nn.Linear(channels, channels),
+                nn.ReLU(),
+                nn.Linear(channels, experts, bias=False),
+            )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``[B, G, h, w] -> [B, K]``, in float32 at least: weights are compared with logarithms."""
+        if self.fixed is not None:
+            return self.fixed.expand(len(features), -1)
+        logits = self.layers(features.mean((2, 3)))
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(1)

@@ -1,0 +1,358 @@
+"""The pixel head: noise meets features, three 1×1 convolutions follow. N masks an image at the price of little more.
+
+A sample n adds a shift b_n to the dense features and multiplies a scale s_n, then runs a small network pixel by pixel:
+
+    h₁ = relu(W₁ [(u + b_n) · s_n] + a₁),   h₂ = relu(W₂ h₁ + a₂),   logits = W₃ h₂ + a₃.
+
+Nothing but its first layer knows the sample: shift and scale fold into W₁, which becomes one matrix a sample,
+h₁ = relu((W₁ diag s_n) u + W₁(b_n · s_n) + a₁). A tile of pixels then runs through all samples as a few matrix products
+``[pixels · N, channels]`` that stay in the cache, and the backward pass recomputes a tile instead of remembering it.
+
+Training needs sums over regions (:mod:`ambiseg.regions`), not logits: :func:`region_sums` adds up each tile's softmax
+or log-softmax and drops it, so that logits ``[N, C, P]`` never exist. :func:`draw_masks` does the same for label maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ambiseg.regions import Regions
+
+
+class Folded(NamedTuple):
+    """A pixel head with its noise folded in: what the tiled functions run.
+
+    Attributes:
+        weight: ``[B, N, H, F]`` first layer of each sample.
+        bias: ``[B, N, H]``.
+        rest: (weight ``[out, in]``, bias ``[out]``) of the other layers, in order; the last one gives C logits.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    rest: tuple[tuple[Tensor, Tensor], ...]
+
+    @property
+    def classes(self) -> int:
+        return self.rest[-1][0].shape[0]
+
+
+class PixelHead(nn.Module):
+    """The head of the paper: shift and scale from the latent code, then 1×1 convolutions without batch statistics.
+
+    Args:
+        channels: F, channels of the dense features.
+        latent: L, dimension of the latent code z.
+        classes: C.
+        hidden: channels of the two hidden layers.
+        scale_bias: what the scale starts around. At 1 an untrained sample sees the features as they are; at 0, the
+            paper's plain w₂z, it sees almost nothing of them.
+        features: channels after the backbone's :meth:`finish`, when noise enters before the decoder's end.
+
+    >>> head = PixelHead(channels=8, latent=1, classes=2)
+    >>> head(torch.randn(1, 8, 16, 16), torch.randn(1, 5, 1)).shape
+    torch.Size([1, 5, 2, 16, 16])
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        latent: int,
+        classes: int,
+        hidden: int = 32,
+        scale_bias: float = 1.0,
+        features: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.shift = nn.Linear(latent, channels)
+        self.scale = nn.Linear(latent, channels)
+        sizes = [channels if features is None else features, hidden, hidden, classes]
+        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(sizes))
+        for noise in (self.shift, self.scale):
+            nn.init.xavier_uniform_(noise.weight)
+            nn.init.zeros_(noise.bias)
+        nn.init.constant_(self.scale.bias, scale_bias)
+        for layer in self._linears():
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+
+    @property
+    def foldable(self) -> bool:
+        """Whether :meth:`fold` describes this head exactly in its present mode."""
+        return True
+
+    def modulate(self, dense: Tensor, latents: Tensor) -> Tensor:
+        """(u + b_n) · s_n for every sample:  ``[B, F, h, w], [B, N, L] -> [B, N, F, h, w]``."""
+        shift, scale = (noise(latents)[..., None, None] for noise in (self.shift, self.scale))
+        return (dense[:, None] + shift) * scale
+
+    def classify(self, maps: Tensor) -> Tensor:
+        """The 1×1 convolutions:  ``[B, N, F, h, w] -> [B, N, C, h, w]``."""
+        x = maps.movedim(2, -1)
+        for layer in self._linears()[:-1]:
+            x = layer(x).relu()
+        return self._linears()[-1](x).movedim(-1, 2)
+
+    def forward(self, dense: Tensor, latents: Tensor) -> Tensor:
+        """The plain path, for export, compilation and tests:  logits ``[B, N, C, h, w]``."""
+        return self.classify(self.modulate(dense, latents))
+
+    def fold(self, latents: Tensor) -> Folded:
+        """This head with the noise of ``latents [B, N, L]`` folded into its first layer."""
+        first, *rest = self._linears()
+        shift, scale = self.shift(latents), self.scale(latents)
+        weight = first.weight * scale[:, :, None]
+        bias = F.linear(shift * scale, first.weight, first.bias)
+        return Folded(weight, bias, tuple((layer.weight, layer.bias) for layer in rest))
+
+    def _linears(self) -> list[nn.Linear]:
+        return list(self.layers)  # type: ignore[arg-type]
+
+
+# -- what callers use ------------------------------------------------------------------------------------------
+
+
+def as_rows(dense: Tensor) -> Tensor:
+    """``[B, F, H, W] -> [B, P, F]``: one pixel a row, as the tiled functions read it."""
+    return dense.flatten(2).transpose(1, 2).contiguous()
+
+
+def pixel_logits(rows: Tensor, head: Folded, tile: int | None = None) -> Tensor:
+    """Logits of every sample, remembering nothing but the inputs:  ``[B, P, F] -> [B, N, C, P]``."""
+    return _apply(_PixelLogits, rows, head, None, tile)[0]
+
+
+def region_sums(
+    rows: Tensor, head: Folded, regions: Regions, log: bool = False, experts: int | None = None, tile: int | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Sums of the softmax (or log-softmax) over regions without ever holding logits:
+
+        R[b, n, c, u] = Σ_{p in u} softmax(logits_n[:, p])[c]        ``[B, N, C, U]``.
+
+    Args:
+        rows: dense features ``[B, P, F]``.
+        head: samples folded into the first layer; those of one expert stand next to each other.
+        log: sum log-probabilities (cross-entropy) instead of probabilities (IoU).
+        experts: K. When given, the class that each expert's mean output finds most likely comes second,
+            ``[B, K, P]``, without gradient: what soft gradients group experts by.
+        tile: pixels at a time; chosen by device when ``None``.
+    """
+    settings = (regions.index, regions.size, log, experts)
+    sums, labels = _apply(_RegionSums, rows, head, settings, tile)
+    return sums, labels if experts else None
+
+
+@torch.no_grad()
+def draw_masks(rows: Tensor, head: Folded, weights: Tensor, tile: int | None = None) -> tuple[Tensor, Tensor]:
+    """Label maps ``[B, N, P]`` (uint8 up to 256 classes) and the weighted mean of the softmax ``[B, C, P]``."""
+    return _forward_only(rows, head, weights, tile, masks=True)
+
+
+@torch.no_grad()
+def mean_softmax(rows: Tensor, head: Folded, weights: Tensor, tile: int | None = None) -> Tensor:
+    """The weighted mean over samples of the softmax, ``[B, C, P]``, holding one tile of logits at a time."""
+    return _forward_only(rows, head, weights, tile, masks=False)[1]
+
+
+def _forward_only(rows: Tensor, head: Folded, weights: Tensor, tile: int | None, masks: bool) -> tuple[Tensor, Tensor]:
+    B, P, _ = rows.shape
+    N, dtype = head.weight.shape[1], _label_dtype(head.classes)
+    head, weights = _margin(head), weights.to(rows.dtype)
+    C = head.classes
+    labels = torch.empty(B, P, N if masks else 0, dtype=dtype, device=rows.device)
+    marginal = rows.new_empty(B, P, C)
+    for b, some, layers in _tiles(rows, head, tile):
+        scores = layers(rows[b, some])[-1]
+        if masks:
+            labels[b, some] = (scores > 0 if C == 1 else scores.argmax(1)).view(-1, N).to(dtype)
+        marginal[b, some] = torch.einsum("n,tnc->tc", weights[b], _probs(scores).view(-1, N, C))
+    return labels.transpose(1, 2), _both(marginal, 1.0).transpose(1, 2)
+
+
+def _label_dtype(classes: int) -> torch.dtype:
+    return torch.uint8 if classes <= 256 else torch.int64
+
+
+# -- tiles -----------------------------------------------------------------------------------------------------
+
+Layers = Callable[[Tensor], list[Tensor]]
+
+
+def _tile_size(rows: Tensor, samples: int, hidden: int) -> int:
+    """Pixels at a time: on the CPU hidden rows of all samples fill a megabyte, elsewhere a quarter gigabyte."""
+    floats = 2**18 if rows.is_cpu else 2**26
+    return max(16, floats // (samples * hidden))
+
+
+def _tiles(rows: Tensor, head: Folded, tile: int | None) -> Iterator[tuple[int, slice, Layers]]:
+    """Image, slice of pixels, and the layers of that image's samples."""
+    N, H = head.weight.shape[1:3]
+    size = _tile_size(rows, N, H) if tile is None else tile
+    for b in range(len(rows)):
+        weight, bias = head.weight[b].flatten(0, 1).t(), head.bias[b].flatten()
+
+        def layers(x: Tensor, weight: Tensor = weight, bias: Tensor = bias) -> list[Tensor]:
+            """[T, F] -> activations of every layer, [T·N, ·]; the last are logits."""
+            values = [torch.addmm(bias, x, weight).relu_().view(-1, H)]
+            for w, a in head.rest[:-1]:
+                values.append(torch.addmm(a, values[-1], w.t()).relu_())
+            w, a = head.rest[-1]
+            values.append(torch.addmm(a, values[-1], w.t()))
+            return values
+
+        for start in range(0, rows.shape[1], size):
+            yield b, slice(start, start + size), layers
+
+
+def _margin(head: Folded) -> Folded:
+    """A head of two classes that gives the margin logit₁ − logit₀ alone: its softmax is a sigmoid, far cheaper."""
+    if head.classes != 2:
+        return head
+    w, a = head.rest[-1]
+    return head._replace(rest=(*head.rest[:-1], (w[1:] - w[:1], a[1:] - a[:1])))
+
+
+def _probs(scores: Tensor) -> Tensor:
+    """softmax of logits ``[·, C]``; of margins ``[·, 1]`` the probability of class 1 alone."""
+    return scores.sigmoid() if scores.shape[1] == 1 else scores.softmax(1)
+
+
+def _both(values: Tensor, whole: Tensor | float) -> Tensor:
+    """Class 1 alone ``[…, 1]`` -> classes 0 and 1 ``[…, 2]``, which add up to ``whole``; otherwise as they are."""
+    return torch.cat([whole - values, values], -1) if values.shape[-1] == 1 else values
+
+
+# -- gradients -------------------------------------------------------------------------------------------------
+
+
+class _Backward:
+    """Accumulates the gradients of rows and layers, tile by tile."""
+
+    def __init__(self, rows: Tensor, head: Folded) -> None:
+        self.head = head
+        self.rows = torch.empty_like(rows)
+        self.weight, self.bias = torch.zeros_like(head.weight), torch.zeros_like(head.bias)
+        self.rest = [(torch.zeros_like(w), torch.zeros_like(a)) for w, a in head.rest]
+
+    def add(self, b: int, some: slice, x: Tensor, values: list[Tensor], grad: Tensor) -> None:
+        """Take the gradient of a tile's logits ``[T·N, C]`` down through its layers."""
+        for (w, _), (gw, ga), h in zip(self.head.rest[::-1], self.rest[::-1], values[-2::-1], strict=True):
+            gw.addmm_(grad.t(), h)
+            ga.add_(grad.sum(0))
+            grad = torch.ops.aten.threshold_backward(grad @ w, h, 0)
+        grad = grad.view(len(x), -1)  # [T, N·H]
+        weight = self.head.weight[b].flatten(0, 1)
+        self.weight[b].view_as(weight).addmm_(grad.t(), x)
+        self.bias[b].view(-1).add_(grad.sum(0))
+        torch.mm(grad, weight, out=self.rows[b, some])
+
+    def gradients(self) -> tuple[Tensor, ...]:
+        return (self.rows, self.weight, self.bias, *(g for pair in self.rest for g in pair))
+
+
+def _apply(function: Any, rows: Tensor, head: Folded, settings: Any, tile: int | None) -> Any:
+    """Call an autograd function with the tensors flattened, outside autocast: these sums need full precision."""
+    tensors = (rows, head.weight, head.bias, *(t for pair in head.rest for t in pair))
+    with torch.autocast(rows.device.type, enabled=False):
+        dtype = torch.promote_types(rows.dtype, torch.float32)
+        return function.apply(settings, tile, *(t.to(dtype) for t in tensors))
+
+
+def _unflatten(tensors: Sequence[Tensor]) -> tuple[Tensor, Folded]:
+    rows, weight, bias, *rest = tensors
+    return rows, Folded(weight.contiguous(), bias, tuple(zip(rest[::2], rest[1::2], strict=True)))
+
+
+class _PixelLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, settings: None, tile: int | None, *tensors: Tensor) -> tuple[Tensor]:
+        ctx.save_for_backward(*tensors)
+        ctx.tile = tile
+        rows, head = _unflatten(tensors)
+        N, C = head.weight.shape[1], head.classes
+        logits = rows.new_empty(len(rows), N, C, rows.shape[1])
+        for b, some, layers in _tiles(rows, head, tile):
+            logits[b, :, :, some] = layers(rows[b, some])[-1].view(-1, N, C).permute(1, 2, 0)
+        return (logits,)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        rows, head = _unflatten(ctx.saved_tensors)
+        total = _Backward(rows, head)
+        for b, some, layers in _tiles(rows, head, ctx.tile):
+            x = rows[b, some]
+            grad = grads[0][b, :, :, some].permute(2, 0, 1).reshape(-1, head.classes)
+            total.add(b, some, x, layers(x), grad)
+        return (None, None, *total.gradients())
+
+
+class _RegionSums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, settings: Any, tile: int | None, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        index, size, log, experts = settings
+        ctx.save_for_backward(index, *tensors)
+        ctx.settings = tile, log
+        rows, head = _unflatten(tensors)
+        B, U = size.shape
+        N, dtype = head.weight.shape[1], _label_dtype(head.classes)
+        head = head if log else _margin(head)
+        C = head.classes
+        sums = rows.new_zeros(B, U + 1, N * C)  # the last row takes void pixels
+        labels = torch.empty(B, rows.shape[1], experts or 0, dtype=dtype, device=rows.device)
+        for b, some, layers in _tiles(rows, head, tile):
+            scores = layers(rows[b, some])[-1]
+            values = scores.log_softmax(1) if log else _probs(scores)
+            _add_rows(sums[b], index[b, some], values.view(-1, N * C))
+            if experts:
+                probs = (values.exp() if log else values).view(-1, experts, N // experts, C).mean(2)
+                labels[b, some] = (probs[..., 0] > 0.5 if C == 1 else probs.argmax(2)).to(dtype)
+        labels = labels.transpose(1, 2)
+        ctx.mark_non_differentiable(labels)
+        sums = _both(sums[:, :U].view(B, U, N, C), size[:, :, None, None].to(sums.dtype))
+        return sums.permute(0, 2, 3, 1), labels
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        index, *tensors = ctx.saved_tensors
+        tile, log = ctx.settings
+        rows, head = _unflatten(tensors)
+        grad = F.pad(grads[0].permute(0, 3, 1, 2), (0, 0, 0, 0, 0, 1))  # [B, U + 1, N, C]: none at void pixels
+        margin = head.classes == 2 and not log
+        if margin:
+            head, grad = _margin(head), grad[..., 1:] - grad[..., :1]
+        of_sum = grad.sum(3)  # Σ_c, gathered by region like the rest
+        grad, C = grad.flatten(2), head.classes
+        total = _Backward(rows, head)
+        for b, some, layers in _tiles(rows, head, tile):
+            x, region = rows[b, some], index[b, some]
+            values = layers(x)
+            probs = _probs(values[-1])
+            pixel = grad[b].index_select(0, region).view(-1, C)
+            if margin:  # d sigmoid: p (1 − p) g
+                pixel = torch.ops.aten.sigmoid_backward(pixel, probs)
+            elif log:  # d log softmax: g − p Σ_c g
+                pixel = pixel.addcmul_(probs, of_sum[b].index_select(0, region).view(-1, 1), value=-1)
+            else:  # d softmax: p (g − Σ_c p g)
+                pixel = pixel.sub_((probs * pixel).sum(1, keepdim=True)).mul_(probs)
+            total.add(b, some, x, values, pixel)
+        if margin:  # the margin was layer 1 − layer 0
+            w, a = total.rest[-1]
+            total.rest[-1] = torch.cat([-w, w]), torch.cat([-a, a])
+        return (None, None, *total.gradients())
+
+
+def _add_rows(sums: Tensor, index: Tensor, rows: Tensor) -> None:
+    """sums[index[i]] += rows[i]. On a GPU thousands of rows would queue for the same few sums; a product does not."""
+    if rows.is_cpu:
+        sums.index_add_(0, index, rows)
+    else:
+        sums.addmm_(F.one_hot(index, len(sums)).t().to(rows.dtype), rows)

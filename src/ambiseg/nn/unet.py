@@ -1,0 +1,246 @@
+"""PHiSeg's U-Net, the default backbone, and what every convolutional backbone here needs: padding, norms, loading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypeAlias, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ambiseg.nn.features import Backbone, Features
+
+FULL = (32, 64, 128, 192, 192, 192, 192)
+"""Channels of the paper's U-Net, level by level from the image's size down."""
+
+LIGHT = (32, 64, 128, 192)
+"""Channels of the paper's light U-Net."""
+
+Decoder: TypeAlias = Literal["released", "phiseg"]
+"""Width of the step up from level i to i − 1: channels[i − 1] in the released code of MoSE, channels[i] in PHiSeg."""
+
+
+class UNet(Backbone):
+    """PHiSeg's U-Net (Baumgartner et al. 2019), which MoSE uses on LIDC and on Cityscapes.
+
+    Each level is ``convs`` × (3×3 convolution, batch norm, ReLU). Between levels 2×2 averages go down; bilinear
+    upsampling goes up, where the encoder's map of that level is concatenated. Images of any size: they are padded at
+    the right and at the bottom by repeating their border, and the features are cropped again.
+
+    Args:
+        in_channels: channels of the images.
+        channels: channels of each level, from the image's size down: :data:`FULL`, :data:`LIGHT` or any other two
+            or more.
+        decoder: the width of the decoder, see :data:`Decoder`. Released checkpoints need ``released``.
+        bias: whether convolutions have a bias (the norm after them makes it redundant). By default as in the code
+            that each decoder comes from: ``released`` has them, ``phiseg`` does not.
+        convs: convolutions per level.
+        gate_level: which encoder map the gate reads, as a fraction of the way down; 1 is the bottom.
+        inject_level: where noise enters, as a fraction of the way up; 1 is the last features. Below 1, ``forward``
+            stops there and :meth:`finish` does the remaining steps, once for each sample.
+
+    >>> unet = UNet(in_channels=1, channels=(4, 8, 16))
+    >>> features = unet(torch.zeros(2, 1, 30, 41))
+    >>> features.dense.shape, features.gate.shape           # the gate's map is that of 32×44 pixels
+    (torch.Size([2, 4, 30, 41]), torch.Size([2, 16, 8, 11]))
+
+    Noise after the first of two steps up, here for three samples an image:
+
+    >>> unet = UNet(in_channels=1, channels=(4, 8, 16), inject_level=1 / 2)
+    >>> features = unet(torch.zeros(2, 1, 30, 41))
+    >>> noisy = features.dense.repeat_interleave(3, 0)
+    >>> noisy.shape, unet.finish(noisy, features, (30, 41)).shape
+    (torch.Size([6, 8, 16, 22]), torch.Size([6, 4, 30, 41]))
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        channels: Sequence[int] = FULL,
+        decoder: Decoder = "released",
+        bias: bool | None = None,
+        convs: int = 3,
+        gate_level: float = 1.0,
+        inject_level: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if decoder not in get_args(Decoder):
+            raise ValueError(f"decoder must be one of {', '.join(get_args(Decoder))}, found {decoder!r}")
+        if len(channels) < 2 or min(channels) < 1 or in_channels < 1 or convs < 1:
+            raise ValueError(
+                "expected at least two levels, and at least one channel and one convolution in each, "
+                f"found in_channels={in_channels}, channels={tuple(channels)}, convs={convs}"
+            )
+        bias = decoder == "released" if bias is None else bias
+        steps = len(channels) - 1
+        self.in_channels = in_channels
+        self.gate_step = _step(gate_level, steps, "gate_level")
+        self.inject_step = _step(inject_level, steps, "inject_level")
+
+        above = [in_channels, *channels[:-1]]
+        self.down = nn.ModuleList(_block(i, o, convs, bias) for i, o in zip(above, channels, strict=True))
+        skips = channels[-2::-1]  # of the maps that the decoder meets on its way up
+        widths = [channels[-1], *(skips if decoder == "released" else channels[:0:-1])]  # after 0, 1, 2, … steps up
+        self.up = nn.ModuleList(
+            _block(below + skip, width, convs, bias)
+            for below, skip, width in zip(widths[:-1], skips, widths[1:], strict=True)
+        )
+        self.gate_channels = channels[self.gate_step]
+        self.dense_channels = widths[self.inject_step]
+        self._head_channels = widths[-1]
+
+    @property
+    def head_channels(self) -> int:
+        return self._head_channels
+
+    def forward(self, images: Tensor) -> Features:
+        """Images ``[B, in_channels, H, W]`` -> features; ``dense`` is ``[B, F, H, W]`` unless ``inject_level`` < 1."""
+        check_images(images, self.in_channels)
+        x = pad_to_multiple(images, 2 ** (len(self.down) - 1))
+        maps: list[Tensor] = []
+        for level, block in enumerate(self.down):
+            x = block(F.avg_pool2d(x, 2) if level else x)
+            maps.append(x)
+        skips = maps[-2::-1]
+        for step in range(self.inject_step):
+            x = self._climb(step, x, skips[step])
+        left = tuple(skips[self.inject_step :])
+        return Features(x if left else crop(x, images.shape[-2:]), maps[self.gate_step], left)
+
+    def finish(self, dense: Tensor, features: Features, size: tuple[int, int]) -> Tensor:
+        samples, remainder = divmod(dense.shape[0], features.gate.shape[0])
+        if remainder:
+            raise ValueError(
+                f"expected the same number of maps for each of {features.gate.shape[0]} images, "
+                f"found {dense.shape[0]} maps"
+            )
+        for step, skip in enumerate(features.skips, self.inject_step):
+            dense = self._climb(step, dense, skip.repeat_interleave(samples, 0))
+        return crop(dense, size)
+
+    def _climb(self, step: int, x: Tensor, skip: Tensor) -> Tensor:
+        x = F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)  # as the released code does
+        return self.up[step](torch.cat([x, skip], 1))
+
+
+def from_official(state: Mapping[str, Tensor]) -> UNet:
+    """The U-Net of a checkpoint of MoSE's released code, with its weights.
+
+    Args:
+        state: the entries of the checkpoint whose keys start with ``backbone.``, without the ``module.`` in front that
+            data-parallel training adds. Widths, levels and convolutions per level are read off the shapes. The
+            counters ``num_batches_tracked`` may be missing.
+
+    Raises:
+        ValueError: naming the first keys that are missing, unexpected, or of another shape than the released U-Net's.
+
+    >>> state = {_official(key): weights for key, weights in UNet(1, (2, 3)).state_dict().items()}
+    >>> sorted(state)[0]
+    'backbone.contracting_path.0.layers.0.bias'
+    >>> from_official(state).dense_channels
+    2
+    """
+    first: list[Tensor] = []  # the first convolution of each level
+    while (weight := state.get(_official(f"down.{len(first)}.0.weight"))) is not None:
+        first.append(weight)
+    if not first:
+        found = _some(list(state)) or "an empty one"
+        raise ValueError(f"expected a checkpoint with key {_official('down.0.0.weight')}, found {found}")
+    top = "backbone.contracting_path.0."
+    convs = sum(key.startswith(top) and weight.ndim == 4 for key, weight in state.items())
+    unet = UNet(first[0].shape[1], [weight.shape[0] for weight in first], decoder="released", convs=convs)
+    load_weights(unet, state, "released U-Net", _official)
+    return unet
+
+
+def _official(key: str) -> str:
+    """The released code's name of one of our weights. There, pooling is layer 0 of every level but the first."""
+    path, level, layer, name = key.split(".")
+    if path == "up":
+        return f"backbone.upsampling_path.{level}.conv_block.layers.{layer}.{name}"
+    return f"backbone.contracting_path.{level}.layers.{int(layer) + (level != '0')}.{name}"
+
+
+# -- parts ---------------------------------------------------------------------------------------------------
+
+
+class BatchNorm(nn.BatchNorm2d):
+    """Batch norm that also trains on one value per channel, as in the bottom map of one 64×64 image, 7 levels deep.
+
+    One value has no variance: PyTorch refuses it, and normalising it by itself would always give 0. The running
+    statistics are used for it instead, and are left as they are. Weights have the names of ``nn.BatchNorm2d``.
+
+    >>> BatchNorm(3)(torch.full((1, 3, 1, 1), 2.0)).flatten()
+    tensor([2.0000, 2.0000, 2.0000], grad_fn=<ViewBackward0>)
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.training and input.numel() == input.shape[1]:
+            return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return super().forward(input)
+
+
+def _block(in_channels: int, out_channels: int, convs: int, bias: bool) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for i in range(convs):
+        conv = nn.Conv2d(out_channels if i else in_channels, out_channels, 3, padding=1, bias=bias)
+        nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+        if conv.bias is not None:
+            nn.init.trunc_normal_(conv.bias, std=0.001, a=-0.002, b=0.002)
+        layers += [conv, BatchNorm(out_channels, eps=1e-3, momentum=0.01), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers)
+
+
+def _step(fraction: float, steps: int, name: str) -> int:
+    """The step nearest to a fraction of the way, at least the first: the zeroth would be no way at all."""
+    if not 0 < fraction <= 1:
+        raise ValueError(f"{name} must be a fraction above 0 and at most 1, found {fraction}")
+    return max(1, round(fraction * steps))
+
+
+def check_images(images: Tensor, channels: int) -> None:
+    """A ``ValueError`` unless images are ``[B, channels, H, W]`` with at least one pixel."""
+    if images.ndim != 4 or images.shape[1] != channels or 0 in images.shape[2:]:
+        raise ValueError(f"expected images [B, {channels}, H, W], found {list(images.shape)}")
+
+
+def pad_to_multiple(images: Tensor, multiple: int) -> Tensor:
+    """Images ``[B, C, H, W]``, their last row and column repeated until H and W are multiples of ``multiple``."""
+    height, width = images.shape[2:]
+    right, bottom = -width % multiple, -height % multiple
+    return F.pad(images, (0, right, 0, bottom), mode="replicate") if right or bottom else images
+
+
+def crop(x: Tensor, size: Sequence[int]) -> Tensor:
+    """The top left ``size`` pixels of maps ``[B, F, h, w]``: what :func:`pad_to_multiple` added is gone."""
+    return x[:, :, : size[0], : size[1]]
+
+
+def load_weights(
+    module: nn.Module, state: Mapping[str, Tensor], source: str, rename: Callable[[str], str] = str
+) -> None:
+    """Load all weights of ``module`` from ``state``, and nothing else, or raise a ``ValueError`` that names them.
+
+    Args:
+        source: what the error calls the weights.
+        rename: our key -> its key in ``state``.
+    """
+    ours = {rename(key): (key, weight) for key, weight in module.state_dict().items()}
+    missing = [key for key in ours if key not in state and not key.endswith("num_batches_tracked")]
+    unexpected = [key for key in state if key not in ours]
+    misshapen = [
+        f"{key} (expected {list(weight.shape)}, found {list(state[key].shape)})"
+        for key, (_, weight) in ours.items()
+        if key in state and state[key].shape != weight.shape
+    ]
+    problems = {"missing": missing, "unexpected": unexpected, "of another shape": misshapen}
+    if any(problems.values()):
+        found = (f"{problem}: {_some(keys)}" for problem, keys in problems.items() if keys)
+        raise ValueError(f"{source}: weights {'; '.join(found)}")
+    # Not strict: counters of batches are absent from files that are old enough.
+    module.load_state_dict({key: state[theirs] for theirs, (key, _) in ours.items() if theirs in state}, strict=False)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
