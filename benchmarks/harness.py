@@ -41,11 +41,13 @@ def peak_mb(run: Callable[[], object]) -> float:
     gc.collect()
     reader, writer = os.pipe()
     if os.fork() == 0:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        run()
-        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        os.write(writer, struct.pack("d", (after - before) / 1024))
-        os._exit(0)
+        try:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            run()
+            after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            os.write(writer, struct.pack("d", (after - before) / 1024))
+        finally:
+            os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         answer = pipe.read()

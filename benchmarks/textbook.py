@@ -10,11 +10,12 @@ from torch import Tensor
 
 
 def ce_cost(logits: Tensor, annotations: Tensor) -> Tensor:
-    """[B, N, C, H, W] against [B, M, H, W], one annotation at a time."""
+    """[B, N, C, H, W] against [B, M, H, W]: log-softmax once, then a gather for each annotation."""
+    log_probs = logits.log_softmax(2)
     columns = []
     for m in range(annotations.shape[1]):
-        target = annotations[:, m, None].expand(-1, logits.shape[1], -1, -1)
-        columns.append(F.cross_entropy(logits.transpose(1, 2), target, reduction="none").mean((2, 3)))
+        target = annotations[:, m, None, None].expand(-1, logits.shape[1], 1, -1, -1)
+        columns.append(-log_probs.gather(2, target).mean((2, 3, 4)))
     return torch.stack(columns, 2)
 
 

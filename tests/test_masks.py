@@ -55,13 +55,31 @@ def test_the_producers_soft_marginal_is_used_where_there_is_one():
 def test_indexing_keeps_the_batch_dimension():
     masks = MaskDistribution(labels(5, 2, 3, 3), valid=torch.rand(5, 3, 3) > 0.5)
     assert masks.valid is not None
-    for key, expected in ((0, [0]), (-1, [4]), (slice(1, 3), [1, 2]), ([4, 0], [4, 0]), (torch.tensor([2]), [2])):
-        part = masks[key]
+    chosen = [False, True, False, False, True]
+    for key, expected in (
+        (0, [0]),
+        (-1, [4]),
+        (np.int64(3), [3]),
+        (torch.tensor(1), [1]),
+        (slice(1, 3), [1, 2]),
+        ([4, 0], [4, 0]),
+        (torch.tensor([2]), [2]),
+        (chosen, [1, 4]),
+        (np.array(chosen), [1, 4]),
+        (torch.tensor(chosen), [1, 4]),
+    ):
+        part = masks[key]  # type: ignore[index]
         assert torch.equal(part.labels, masks.labels[expected])
         assert part.valid is not None
         assert torch.equal(part.valid, masks.valid[expected])
-    with pytest.raises(IndexError, match="image 5 of a distribution of 5"):
-        masks[5]
+    for key, message in (
+        (5, "image 5 of a distribution of 5"),
+        ([0, -6], "image -6 of a distribution of 5"),
+        ([0.9, 1.2], "image numbers or 5 bools, found torch.float32"),
+        ([True, False], r"image numbers or 5 bools, found torch.bool \[2\]"),
+    ):
+        with pytest.raises(IndexError, match=message):
+            masks[key]  # type: ignore[index]
     assert [len(image) for image in masks] == [1] * 5
 
 
@@ -75,6 +93,8 @@ def test_concat_pads_missing_readers_with_weight_zero():
     assert torch.equal(joined.labels[1:], three.labels)
     same = MaskDistribution.concat([three, three])
     assert same.weights is None
+    mixed = MaskDistribution.concat([MaskDistribution(labels(1, 1, 2, 2).to(t)) for t in (torch.uint16, torch.int32)])
+    assert mixed.labels.dtype == torch.int64
 
 
 @pytest.mark.parametrize(
@@ -88,6 +108,10 @@ def test_concat_pads_missing_readers_with_weight_zero():
                 MaskDistribution(labels(1, 1, 2, 2)),
             ],
             "some with and some without",
+        ),
+        (
+            [MaskDistribution(labels(1, 1, 2, 2), marginal=torch.full((1, c, 2, 2), 1 / c)) for c in (2, 4)],
+            "one number of classes, found 2 and 4",
         ),
     ],
 )
@@ -103,9 +127,10 @@ def test_save_and_load_return_the_same_arrays(tmp_path):
         labels(2, 3, 4, 4).to(torch.uint8),
         torch.full((2, 3), 1 / 3),
         torch.rand(2, 4, 4) > 0.5,
-        torch.rand(2, 3, 4, 4),
+        torch.rand(2, 3, 4, 4).softmax(1),
     )
     masks.save(path)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
     back = MaskDistribution.load(path)
     for name in ("labels", "weights", "valid", "marginal"):
         assert torch.equal(getattr(back, name), getattr(masks, name))
@@ -127,6 +152,38 @@ def test_a_failed_save_leaves_the_old_file_whole(tmp_path, monkeypatch):
         MaskDistribution(labels(1, 1, 2, 2)).save(path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["masks.npz"]
+
+
+def _umask() -> int:
+    import os
+
+    os.umask(mask := os.umask(0))
+    return mask
+
+
+def test_save_and_load_say_where_and_keep_half_precision(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"the folder .*absent does not exist"):
+        MaskDistribution(labels(1, 1, 2, 2)).save(tmp_path / "absent" / "masks.npz")
+    MaskDistribution(labels(1, 2, 2, 2), torch.tensor([[0.5, 0.5]]).bfloat16()).save(tmp_path / "masks.npz")
+    assert MaskDistribution.load(tmp_path / "masks.npz").mass.tolist() == [[0.5, 0.5]]
+
+
+def test_a_damaged_file_is_named_wherever_the_damage_is(tmp_path):
+    path = tmp_path / "masks.npz"
+    MaskDistribution(labels(2, 3, 16, 16), torch.full((2, 3), 1 / 3)).save(path)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(200):
+        damaged = bytearray(whole)
+        damaged[rng.integers(len(whole))] ^= 1 << rng.integers(8)
+        path.write_bytes(damaged)
+        try:
+            MaskDistribution.load(path)  # some bits are in fields that nobody reads
+        except ValueError as error:
+            assert "masks.npz: cannot be read as a MaskDistribution" in str(error)  # noqa: PT017
+            refused += 1
+    assert refused > 100
 
 
 class _Exploit:
@@ -185,6 +242,9 @@ def _npy_bytes(folder):
         ({"marginal": torch.full((1, 2, 2, 2), 1.5)}, "probabilities in .* found 1.5 to 1.5"),
         ({"marginal": torch.full((1, 2, 2, 2), float("nan"))}, "probabilities"),
         ({"marginal": torch.tensor(0.5)}, r"found shape \[\]"),
+        ({"marginal": torch.zeros(1, 0, 2, 2)}, r"found shape \[1, 0, 2, 2\]"),
+        ({"marginal": torch.full((1, 3, 2, 2), 0.9)}, "sum to 1 over the classes, found sums of 2.7 to 2.7"),
+        ({"labels": np.array([[[[None]]]])}, "array of numbers, found dtype object"),
     ],
 )
 def test_bad_input_is_refused_with_what_was_expected_and_found(kwargs, message):
@@ -205,6 +265,33 @@ def test_numpy_and_bool_masks_are_taken_as_they_are():
     assert masks.labels.tolist() == [[[[1, 0]]]]
     assert as_masks(masks) is masks
     assert MaskDistribution(np.zeros((1, 1, 2, 2), np.uint16)).labels.dtype == torch.uint16  # type: ignore[arg-type]
+
+
+def test_any_memory_layout_is_read(recwarn):
+    order = np.arange(24).reshape(1, 2, 3, 4) % 2
+    for array in (
+        np.asfortranarray(order),
+        order[..., ::-1],
+        np.broadcast_to(order[:, :1], (1, 2, 3, 4)),
+        order.astype(">i4"),
+        order.transpose(0, 1, 3, 2),
+    ):
+        assert as_masks(array).labels.tolist() == array.tolist()
+    assert not recwarn.list
+
+
+def test_entropy_ignores_ids_that_count_nowhere_and_rounding_below_zero():
+    void = MaskDistribution(torch.tensor([[[[1, 65535]], [[0, 65535]]]]), valid=torch.tensor([[[True, False]]]))
+    assert void.entropy()[0, 0].tolist() == pytest.approx([math.log(2), 0])
+    assert MaskDistribution(labels(1, 2, 3, 3).to(torch.uint16)).entropy().shape == (1, 3, 3)
+    rounded = MaskDistribution(labels(1, 1, 1, 1), marginal=torch.tensor([1.0000001, -1e-7]).view(1, 2, 1, 1))
+    assert rounded.entropy().abs().item() < 1e-5
+
+
+def test_draw_follows_the_weights():
+    masks = MaskDistribution(torch.arange(3).view(1, 3, 1, 1), torch.tensor([[0.2, 0.0, 0.8]]))
+    drawn = masks.draw(5000, torch.Generator().manual_seed(0)).labels.flatten()
+    assert drawn.bincount(minlength=3).div(5000).tolist() == pytest.approx([0.2, 0, 0.8], abs=0.02)
 
 
 def test_repr_is_one_readable_line():

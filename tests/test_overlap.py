@@ -72,16 +72,28 @@ def test_blocks_of_any_size_count_the_same(monkeypatch, cached):
 
 
 def test_more_pixels_than_the_narrow_counter_holds():
-    masks = torch.ones(1, 2, 300, 300, dtype=torch.uint8)  # 90,000 pixels, more than uint16 can count
-    masks[0, 1, 0, 0] = 0
-    assert pairwise_iou(masks, masks)[0, 0].tolist() == [1.0, 89_999 / 90_000]
+    for size in (256, 300):  # 2**16 pixels and more: one beyond what uint16 can count
+        masks = torch.ones(1, 2, size, size, dtype=torch.uint8)
+        masks[0, 1, 0, 0] = 0
+        assert pairwise_iou(masks, masks)[0, 0].tolist() == [1.0, 1 - 1 / size**2]
 
 
-def test_dot_products_of_accelerators_count_like_bits():
-    a, b = MaskDistribution(torch.randint(2, (3, 5, 11, 13))), MaskDistribution(torch.randint(2, (3, 4, 11, 13)))
-    bits = overlap._iou(overlap._encode(a, 1, None), overlap._encode(b, 1, None))
-    floats = overlap._iou(*((m.labels == 1).flatten(2).float() for m in (a, b)))
-    assert torch.equal(bits, floats)
+def test_dot_products_of_accelerators_count_like_bits(monkeypatch):
+    a = MaskDistribution(torch.randint(3, (3, 5, 11, 13)), valid=torch.rand(3, 11, 13) < 0.7)
+    b = torch.randint(3, (3, 4, 11, 13))
+    expected = joint_iou(a, b, (1, 2))
+    monkeypatch.setattr(overlap, "_packs", lambda labels: False)
+    assert torch.equal(joint_iou(a, b, (1, 2)), expected)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (0, 2, 3, 1), (2, 0, 3, 1)])
+def test_any_memory_layout_counts_the_same(order):
+    """Readers last, [H, W, N], is how LIDC circulates in HDF5."""
+    masks = torch.randint(2, (1, 4, 9, 17))
+    inverse = [order.index(d) for d in range(4)]
+    strided = masks.permute(order).contiguous().permute(inverse)
+    assert torch.equal(pairwise_iou(strided, strided), pairwise_iou(masks, masks))
+    assert torch.equal(pairwise_iou(strided.numpy(), masks), pairwise_iou(masks, masks))
 
 
 @pytest.mark.parametrize(
@@ -93,6 +105,15 @@ def test_dot_products_of_accelerators_count_like_bits():
         (torch.zeros(1, 1, 2, 2).long(), torch.zeros(1, 1, 2, 2).long(), {"classes": ()}, "at least one class"),
         (torch.zeros(1, 1, 2, 2).long(), torch.zeros(1, 1, 2, 2).long(), {"classes": (-1,)}, "at least 0"),
         (torch.zeros(1, 1, 2, 2).long(), torch.zeros(1, 1, 2, 2).long(), {"classes": (1, 1)}, "distinct"),
+        (
+            torch.zeros(1, 1, 2, 2).long(),
+            torch.zeros(1, 1, 2, 2).long(),
+            {"classes": 1},
+            "sequence of integer class ids",
+        ),
+        (torch.zeros(1, 1, 2, 2).long(), torch.zeros(1, 1, 2, 2).long(), {"classes": (1.5,)}, "sequence of integer"),
+        (torch.zeros(1, 1, 2, 2).long(), torch.zeros(1, 1, 2, 2).long(), {"classes": "12"}, "sequence of integer"),
+        (torch.zeros(1, 1, 2, 2).long(), torch.zeros(1, 1, 2, 2).long().to("meta"), {}, "same device"),
         (torch.zeros(1, 1, 2, 2).long(), torch.zeros(1, 1, 2, 2).long(), {"absent": "maybe"}, "one of agree, skip"),
     ],
 )
@@ -163,6 +184,37 @@ def test_probabilities_and_logits_give_the_same_cost(name):
     logits, annotations = problem(11)
     from_logits, from_probs = COSTS[name](logits, annotations), COSTS[name](logits.softmax(2), annotations, probs=True)
     assert torch.allclose(from_logits, from_probs)
+
+
+@pytest.mark.parametrize("name", ["iou", "ce"])
+def test_large_images_keep_their_digits(name):
+    logits, annotations = problem(17, B=1, N=1, M=2, spatial=(512, 512))
+    found = COSTS[name](logits.float(), annotations)
+    assert torch.allclose(found.double(), COSTS[name](logits, annotations), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["iou", "ce"])
+def test_half_precision_neither_overflows_nor_rounds_the_sums(name):
+    logits, annotations = problem(19, B=1, N=2, spatial=(300, 300), dtype=torch.float32)
+    expected = COSTS[name](logits, annotations)
+    assert torch.allclose(COSTS[name](logits.half(), annotations), expected, atol=2e-3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(COSTS[name](logits, annotations), expected)
+
+
+def test_a_class_ruled_out_by_minus_infinity_costs_nothing_where_nobody_marked_it():
+    logits = torch.randn(1, 1, 3, 4, 4)
+    logits[:, :, 2] = -math.inf
+    labels = torch.randint(2, (1, 1, 4, 4))
+    assert ce_cost(logits, labels).item() == pytest.approx(
+        torch.nn.functional.cross_entropy(logits[0], labels[0]).item()
+    )
+
+
+def test_regions_of_other_annotations_are_refused():
+    logits, annotations = problem(3)
+    with pytest.raises(ValueError, match="regions must be those of the 2 annotations of 12 pixels, found 1 of 12"):
+        ce_cost(logits, annotations, regions=partition(annotations.labels[:, :1], 3))
 
 
 def test_certain_mistakes_cost_much_but_stay_finite():

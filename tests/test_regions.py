@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ambiseg import MaskDistribution
+from ambiseg import MaskDistribution, regions
 from ambiseg.regions import partition
 
 
@@ -76,12 +76,24 @@ def test_sum_in_any_rank_equals_a_loop_over_pixels():
     assert torch.allclose(regions.sum(values[:, 0, 0]), expected[:, 0, 0, :-1])
 
 
-def test_matrix_product_path_of_accelerators_agrees(monkeypatch):
-    regions = partition(random_annotations(5, 2, 3, 3), 3)
-    values = torch.randn(2, 4, 16, dtype=torch.float64)
-    expected = regions.sum(values)
-    members = torch.nn.functional.one_hot(regions.index, regions.count + 1).double()
-    assert torch.allclose((values @ members)[..., : regions.count], expected)
+def test_matrix_products_of_accelerators_agree(monkeypatch):
+    part = partition(random_annotations(5, 2, 3, 3, spatial=(40, 40)), 3)
+    values = torch.randn(2, 4, 1600, dtype=torch.float64)
+    expected, added = part.sum(values), torch.zeros(2, 7, dtype=torch.float64)
+    rows, index = torch.randn(9, 7, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1, 1, 0, 0, 1])
+    regions.add_rows(added, index, rows)
+    monkeypatch.setattr(regions, "_scatters", lambda x: False)
+    assert torch.allclose(part.sum(values), expected)
+    again = torch.zeros(2, 7, dtype=torch.float64)
+    regions.add_rows(again, index, rows)
+    assert torch.allclose(again, added)
+
+
+def test_sums_of_large_images_keep_their_digits():
+    """A running float32 sum of a million terms would lose four digits; blocks of pixels do not."""
+    part = partition(torch.zeros(1, 1, 1024, 1024, dtype=torch.long), 1)
+    values = torch.full((1, 1, 1024 * 1024), 0.1)
+    assert part.sum(values).item() == pytest.approx(0.1 * 1024 * 1024, rel=5e-6)
 
 
 def test_gradient_is_exact():

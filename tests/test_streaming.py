@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import pickle
 import socket
+from typing import Any
 
 import pytest
 import torch
@@ -60,7 +62,7 @@ def test_reset_forward_and_casts():
     assert metric(pred[:1], truth[:1]).item() == pytest.approx(ambiseg.ged(pred, truth)[0].item())
     metric.reset()
     metric.half().update(pred, truth)
-    assert metric.total.dtype == torch.float64
+    assert metric._sum("total").dtype == torch.float64
     assert metric.compute().item() == pytest.approx(expected(pred, truth)["ged"])
 
 
@@ -70,6 +72,45 @@ def test_curve_of_everything_seen():
     metric.update(pred, truth)
     assert truth.valid is not None
     assert metric.curve.total.item() == int(truth.valid.sum())
+
+
+def test_settings_reach_the_functions():
+    g = torch.Generator().manual_seed(1)
+    pred, truth = (MaskDistribution(torch.randint(4, (3, n, 6, 6), generator=g)) for n in (4, 3))
+    truth = MaskDistribution(truth.labels.clamp_max(2))  # class 3 is in predictions only
+    pred = MaskDistribution(pred.labels, valid=torch.rand(3, 6, 6, generator=g) < 0.5)
+    some: dict[str, Any] = {"classes": (2, 3), "protocol": "phiseg"}
+    p, t, valid = pred.marginal_probs(4), truth.marginal_probs(4), pred.valid
+    for metric, args, value in (
+        (GED(**some), (pred, truth), ambiseg.ged(pred, truth, **some)),
+        (GED(classes=(2, 3)), (pred, truth), ambiseg.ged(pred, truth, (2, 3))),
+        (MatchedIoU(**some), (pred, truth), ambiseg.matched_iou(pred, truth, **some)),
+        (SampleDiversity(unbiased=True, **some), (pred,), ambiseg.sample_diversity(pred, unbiased=True, **some)),
+        (ECE(4, (0, 1), bins=3), (pred, truth), torch.tensor(ambiseg.ece(p, t, (0, 1), 3, valid))),
+    ):
+        metric.update(*args)
+        assert metric.compute().item() == pytest.approx(value.double().mean().item(), rel=1e-6)
+
+
+def test_metrics_of_a_collection_stay_apart_when_their_first_batches_agree():
+    from torchmetrics import MetricCollection
+
+    readers = torch.tensor([[[[0, 0, 1, 1]], [[0, 0, 0, 0]]]])
+    together = MetricCollection([GED(), MatchedIoU()])
+    batches = [(readers[:, :1], readers), (torch.tensor([[[[1, 1, 0, 0]]]]), readers)]
+    for batch in batches:
+        together.update(*batch)
+    assert ambiseg.ged(*batches[0]).item() == ambiseg.matched_iou(*batches[0]).item()  # the trap
+    for name, function in (("GED", ambiseg.ged), ("MatchedIoU", ambiseg.matched_iou)):
+        expected = sum(function(*batch).item() for batch in batches) / 2
+        assert together.compute()[name].item() == pytest.approx(expected)
+
+
+def test_metrics_can_be_pickled():
+    pred, truth = images()
+    for metric in (GED(), MatchedIoU(), ECE()):
+        metric.update(pred, truth)
+        assert pickle.loads(pickle.dumps(metric)).compute() == metric.compute()
 
 
 def _worker(rank: int, port: int, results) -> None:

@@ -126,6 +126,7 @@ def test_plans_carry_no_gradient():
         (torch.zeros(1, 2, 2), torch.tensor([[1.5, -0.5]]), {}, "image 0 hold -0.5"),
         (torch.zeros(1, 2, 2), torch.tensor([[0.5, 0.6]]), {}, "image 0 sum to 1.1"),
         (torch.zeros(1, 4, 1), torch.ones(1, 1), {"capacity": 0.2}, "at least 1/N = 0.25 for 4 samples, found 0.2"),
+        (torch.zeros(1, 4, 1), torch.ones(1, 1), {"capacity": 0.249}, "at least 1/N = 0.25"),
         (torch.zeros(1, 4, 1), torch.ones(1, 1), {"capacity": float("nan")}, "capacity must be at least"),
         (torch.zeros(1, 4, 1), torch.ones(1, 1), {"solver": "simplex"}, "one of greedy, exact, released"),
     ],
@@ -147,6 +148,28 @@ def test_optimal_plan_meets_both_marginals_and_ignores_costs_without_mass():
     for b in range(2):
         best = reference.transport_value(cost[b, kept], u[b, kept], v[b])
         assert (plan[b, kept] * cost[b, kept]).sum().item() == pytest.approx(best)
+
+
+@pytest.mark.parametrize(
+    ("cost", "u", "v", "message"),
+    [
+        (torch.rand(2, 4, 3), torch.zeros(2, 4), torch.zeros(2, 3), "equal sums, found sums 0 and 0"),
+        (torch.rand(2, 4, 3), torch.full((2, 3), 1 / 3), torch.full((2, 3), 1 / 3), r"marginals \[B, N\] and \[B, M\]"),
+        (torch.rand(1, 2, 1), torch.tensor([[0.5, 0.5]]), torch.tensor([[0.7]]), "equal sums, found sums 1 and 0.7"),
+        (torch.rand(1, 2, 1), torch.tensor([[1.5, -0.5]]), torch.tensor([[1.0]]), "non-negative"),
+        (torch.full((1, 2, 1), torch.nan), torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0]]), "finite wherever"),
+    ],
+)
+def test_optimal_plan_refuses_what_it_cannot_solve(cost, u, v, message):
+    with pytest.raises(ValueError, match=message):
+        optimal_plan(cost, u, v)
+
+
+def test_released_solver_is_greedy_for_equal_weights_with_columns_scaled():
+    cost, v = problem(6)
+    equal = couple(cost, torch.full_like(v, 0.25), 0.3)
+    assert torch.allclose(couple(cost, v, 0.3, "released"), equal * (4 * v)[:, None])
+    assert torch.allclose(couple(cost, v, 0.3, "released").sum(1), v)
 
 
 # -- the relaxed objective, and the paper's propositions -----------------------------------------------------
@@ -240,6 +263,11 @@ def test_a_gate_that_underflowed_keeps_the_loss_finite():
         ({"plan": torch.zeros(1, 2, 3)}, r"both be \[B, N, M\]"),
         ({"sample_weights": torch.ones(1, 3)}, r"must be \[1, 2\], found \[1, 3\]"),
         ({"groups": torch.zeros(2, 1, dtype=torch.long)}, "one id a sample"),
+        ({"groups": torch.zeros(1, 2)}, "groups must be int64"),
+        ({"groups": torch.tensor([[0, 2]])}, "ids from 0 to 1, found 0 to 2"),
+        ({"groups": torch.tensor([[0, -1]])}, "ids from 0 to 1, found -1 to 0"),
+        ({"sample_weights": torch.tensor([[1.5, -0.5]])}, "sample_weights must be non-negative"),
+        ({"sample_weights": torch.tensor([[3.5, 3.5]])}, "image 0 sum to 7"),
         ({"scaling": "official"}, "paper or released, found 'official'"),
     ],
 )

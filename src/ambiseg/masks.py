@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -90,11 +89,7 @@ class MaskDistribution:
 
     def class_ids(self, classes: int) -> Tensor:
         """The labels as int64, 0 wherever they count nowhere (void, padding); ``ValueError`` from ``classes`` up."""
-        labels = self.labels.long()
-        if self.weights is not None:
-            labels = labels * (self.weights > 0)[(...,) + (None,) * len(self.spatial)]
-        if self.valid is not None:
-            labels = labels * self.valid[:, None]
+        labels = self._counted()
         if labels.is_cpu and (top := int(labels.max())) >= classes:
             image, mask = (labels.flatten(2).amax(2) == top).nonzero()[0].tolist()
             raise ValueError(
@@ -102,6 +97,12 @@ class MaskDistribution:
                 "(mark pixels that do not count with `valid`)"
             )
         return labels
+
+    def _counted(self) -> Tensor:
+        labels = self.labels.long()
+        if self.weights is not None:
+            labels = labels * (self.weights > 0)[(...,) + (None,) * len(self.spatial)]
+        return labels if self.valid is None else labels * self.valid[:, None]
 
     def marginal_probs(self, classes: int) -> Tensor:
         """Pixel-wise probability of each class ``[B, classes, *spatial]``; 0 at void pixels.
@@ -111,7 +112,7 @@ class MaskDistribution:
         if self.marginal is not None:
             if self.marginal.shape[1] != classes:
                 raise ValueError(f"expected a marginal of {classes} classes, found {self.marginal.shape[1]}")
-            probs = self.marginal
+            probs = self.marginal.clamp_min(0)  # rounding may leave a probability just below 0
         else:
             labels = self.class_ids(classes)
             mass = self.mass[(...,) + (None,) * len(self.spatial)].expand(labels.shape)
@@ -121,7 +122,7 @@ class MaskDistribution:
     def entropy(self, classes: int | None = None) -> Tensor:
         """Pixel entropy map ``[B, *spatial]`` in nats, −Σ_c p_c log p_c of the marginal; 0 at void pixels."""
         if classes is None:
-            classes = int(self.labels.max()) + 1 if self.marginal is None else self.marginal.shape[1]
+            classes = int(self._counted().max()) + 1 if self.marginal is None else self.marginal.shape[1]
         return torch.special.entr(self.marginal_probs(classes)).sum(1)
 
     # -- moving, slicing, joining --------------------------------------------------------------------------
@@ -130,15 +131,22 @@ class MaskDistribution:
         """The same masks on another device."""
         return replace(self, **{k: v.to(device) for k, v in self._tensors().items()})
 
-    def __getitem__(self, images: int | slice | Sequence[int] | Tensor) -> MaskDistribution:
-        """Some of the images. An integer keeps its batch dimension, so the result is always a distribution."""
-        if isinstance(images, int):
-            if not -len(self) <= images < len(self):
-                raise IndexError(f"image {images} of a distribution of {len(self)}")
-            images = slice(images, images + 1 or None)
-        elif not isinstance(images, slice | Tensor):
-            images = torch.as_tensor(images, dtype=torch.long, device=self.device)
-        return replace(self, **{k: v[images] for k, v in self._tensors().items()})
+    def __getitem__(self, images: int | slice | Sequence[int] | Tensor | np.ndarray) -> MaskDistribution:
+        """Some of the images, by number, slice, list of numbers or one bool an image; always a distribution."""
+        if isinstance(images, slice):
+            return replace(self, **{k: v[images] for k, v in self._tensors().items()})
+        chosen = torch.as_tensor(images)
+        if chosen.dtype == torch.bool and chosen.shape == (len(self),):
+            chosen = chosen.nonzero().flatten()
+        elif chosen.dtype in _INTEGERS and chosen.ndim <= 1:
+            chosen = chosen.long().reshape(-1)
+        else:
+            raise IndexError(f"expected image numbers or {len(self)} bools, found {chosen.dtype} {list(chosen.shape)}")
+        wrong = chosen[(chosen < -len(self)) | (chosen >= len(self))]
+        if len(wrong):
+            raise IndexError(f"image {int(wrong[0])} of a distribution of {len(self)}")
+        chosen = chosen.to(self.device)
+        return replace(self, **{k: v[chosen] for k, v in self._tensors().items()})
 
     def draw(self, count: int, generator: torch.Generator | None = None) -> MaskDistribution:
         """``count`` masks an image, drawn independently with the weights as probabilities: equally weighted.
@@ -163,12 +171,17 @@ class MaskDistribution:
         tensor([[0.5000, 0.5000, 0.0000],
                 [0.3333, 0.3333, 0.3333]])
         """
+        parts = [as_masks(part) for part in parts]
         if not parts:
             raise ValueError("expected at least one distribution to join, found none")
         if len(found := {tuple(part.spatial) for part in parts}) > 1:
             raise ValueError(f"expected masks of one size, found {' and '.join(map(_size, sorted(found)))}")
         if len({part.marginal is None for part in parts}) > 1:
             raise ValueError("expected a marginal in every part or in none, found some with and some without")
+        if len(found := {part.marginal.shape[1] for part in parts if part.marginal is not None}) > 1:
+            raise ValueError(
+                f"expected marginals of one number of classes, found {' and '.join(map(str, sorted(found)))}"
+            )
         widest = max(part.count for part in parts)
         weighted = any(part.weights is not None or part.count < widest for part in parts)
         masked = any(part.valid is not None for part in parts)
@@ -179,9 +192,11 @@ class MaskDistribution:
         def everywhere(part: MaskDistribution) -> Tensor:
             return torch.ones(len(part), *part.spatial, dtype=torch.bool, device=part.device)
 
+        dtypes = {part.labels.dtype for part in parts}
+        dtype = dtypes.pop() if len(dtypes) == 1 else torch.int64
         marginals = [part.marginal for part in parts if part.marginal is not None]
         return MaskDistribution(
-            labels=torch.cat([pad(part.labels) for part in parts]),
+            labels=torch.cat([pad(part.labels).to(dtype) for part in parts]),
             weights=torch.cat([pad(part.mass) for part in parts]) if weighted else None,
             valid=torch.cat([everywhere(p) if p.valid is None else p.valid for p in parts]) if masked else None,
             marginal=torch.cat(marginals) if marginals else None,
@@ -192,12 +207,17 @@ class MaskDistribution:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an ``.npz`` of plain arrays. The file appears whole or not at all."""
         path = Path(path)
-        arrays = {name: tensor.detach().cpu().numpy() for name, tensor in self._tensors().items()}
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"{path}: the folder {path.parent} does not exist")
+        arrays = {k: v.detach().cpu() for k, v in self._tensors().items()}
+        arrays = {k: (v.float() if v.dtype == torch.bfloat16 else v).numpy() for k, v in arrays.items()}
         arrays["format"] = np.array(_FORMAT)
         handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
                 np.savez_compressed(file, allow_pickle=False, **arrays)
+            os.umask(umask := os.umask(0))
+            os.chmod(draft, 0o666 & ~umask)  # mkstemp lets nobody else read it
             os.replace(draft, path)
         except BaseException:
             os.unlink(draft)
@@ -215,7 +235,7 @@ class MaskDistribution:
             return MaskDistribution(**arrays)
         except FileNotFoundError:
             raise
-        except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+        except Exception as error:  # a damaged archive fails in more ways than can be listed: zlib, zip, headers
             raise ValueError(f"{os.fspath(path)}: cannot be read as a MaskDistribution: {error}") from None
 
     # -- checks --------------------------------------------------------------------------------------------
@@ -227,9 +247,13 @@ class MaskDistribution:
         if self.weights is not None:
             check_weights(self.weights)
         if self.marginal is not None:
-            low, high = (float(x) for x in torch.aminmax(self.marginal.detach()))
+            marginal = self.marginal.detach()
+            low, high = (float(x) for x in torch.aminmax(marginal))
             if not (low >= -_TOLERANCE and high <= 1 + _TOLERANCE):  # also catches nan
                 raise ValueError(f"marginal must hold probabilities in [0, 1], found {low:.4g} to {high:.4g}")
+            low, high = (float(x) for x in torch.aminmax(marginal.float().sum(1)))
+            if not (low >= 0.99 and high <= 1.01):  # half precision is this coarse
+                raise ValueError(f"marginal must sum to 1 over the classes, found sums of {low:.4g} to {high:.4g}")
 
     def _check_form(self) -> None:
         labels, spatial = self.labels, self.labels.shape[2:]
@@ -245,7 +269,7 @@ class MaskDistribution:
         if self.valid is not None:
             _expect(self.valid, "valid", (B, *spatial), dtype=torch.bool)
         if self.marginal is not None:
-            if self.marginal.ndim < 2:
+            if self.marginal.ndim < 2 or self.marginal.shape[1] == 0:
                 raise ValueError(f"marginal must be [B, C, *spatial], found shape {list(self.marginal.shape)}")
             _expect(self.marginal, "marginal", (B, self.marginal.shape[1], *spatial), floating=True)
         if len(devices := {str(x.device) for x in self._tensors().values()}) > 1:
@@ -274,6 +298,7 @@ def as_masks(masks: Masks) -> MaskDistribution:
 
 def check_weights(weights: Tensor, name: str = "weights") -> None:
     """Raise ``ValueError`` unless every row of ``weights [B, N]`` is a probability distribution."""
+    weights = exact(weights.detach())
     sums = weights.sum(1)
     wrong = ~((weights >= 0).all(1) & ((sums - 1).abs() <= _TOLERANCE))  # `not ≤` so that nan is wrong too
     if wrong.any():
@@ -303,6 +328,10 @@ def _as_tensor(x: object, name: str) -> Tensor | None:
     if isinstance(x, Tensor):
         return x
     if isinstance(x, np.ndarray):
+        if x.dtype.kind not in "buif":
+            raise ValueError(f"{name} must be an array of numbers, found dtype {x.dtype}")
+        if not x.flags.writeable or min(x.strides, default=0) < 0 or not x.dtype.isnative:
+            x = np.array(x, dtype=x.dtype.newbyteorder("="))  # torch takes no such array as it is
         return torch.from_numpy(x)
     raise ValueError(f"{name} must be a torch tensor or a NumPy array, found {type(x).__name__}")
 

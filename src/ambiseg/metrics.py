@@ -9,7 +9,7 @@ What papers call by one name they compute in different ways. :data:`PROTOCOLS` h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -89,7 +89,7 @@ def ged(
     """
     pred, truth = compatible(pred, truth)
     d = 1 - joint_iou(pred, truth, classes, _protocol(protocol).absent(classes))
-    N, u, v = pred.count, pred.mass, truth.mass
+    N, u, v = pred.count, _weights(pred), _weights(truth)
     cross = _expectation(d[:, :N, N:], u, v)
     within_pred = _self_expectation(d[:, :N, :N], u, unbiased)
     within_truth = _self_expectation(d[:, N:, N:], v)
@@ -110,7 +110,7 @@ def matched_iou(pred: Masks, truth: Masks, classes: Sequence[int] = (1,), protoc
     pred, truth = compatible(pred, truth)
     rule = _protocol(protocol)
     iou = pairwise_iou(pred, truth, classes, rule.absent(classes))
-    u, v = exact(pred.mass), exact(truth.mass)
+    u, v = _weights(pred), _weights(truth)
     undefined = (iou.isnan() & (u[:, :, None] * v[:, None] > 0)).flatten(1).any(1)
     iou = iou.nan_to_num(nan=0.0)
     match = _rectangular_plan if rule.matching == "rectangular" else transport.optimal_plan
@@ -128,12 +128,18 @@ def sample_diversity(
     """
     masks = as_masks(masks)
     d = 1 - pairwise_iou(masks, masks, classes, _protocol(protocol).absent(classes))
-    return _scored(_self_expectation(d, masks.mass, unbiased), masks, masks)
+    return _scored(_self_expectation(d, _weights(masks), unbiased), masks, masks)
+
+
+def _weights(masks: MaskDistribution) -> Tensor:
+    """``[B, N]`` in float64, rows that sum to 1 to its last digit."""
+    mass = exact(masks.mass.detach())
+    return mass / mass.sum(1, keepdim=True)
 
 
 def _expectation(d: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """E[d] = Σ_ij u_i v_j d_ij. A pair without mass counts nowhere, not even when its distance is undefined."""
-    mass = exact(u)[:, :, None] * exact(v)[:, None]
+    mass = u[:, :, None] * v[:, None]
     return torch.where(mass > 0, mass * d, 0).sum((1, 2))
 
 
@@ -143,11 +149,11 @@ def _self_expectation(d: Tensor, u: Tensor, unbiased: bool = False) -> Tensor:
     if d.shape[1] < 2:
         raise ValueError(f"unbiased needs at least 2 samples an image, found {d.shape[1]}")
     diagonal = torch.eye(d.shape[1], dtype=torch.bool, device=d.device)
-    return _expectation(d.masked_fill(diagonal, 0), u, u) / (1 - exact(u).square().sum(1))
+    return _expectation(d.masked_fill(diagonal, 0), u, u) / (1 - u.square().sum(1))
 
 
 def _rectangular_plan(cost: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """min(N, M) one-to-one pairs of least total cost, equally weighted; absent masks take no part."""
+    """min(N, M) one-to-one pairs of least total cost, equally weighted. Absent and left-over masks take no part."""
     from scipy.optimize import linear_sum_assignment
 
     plan = torch.zeros_like(cost)
@@ -213,11 +219,11 @@ class ReliabilityCurve:
 
 
 def reliability_curve(
-    pred_marginal: Tensor,
-    truth_marginal: Tensor,
+    pred_marginal: Tensor | np.ndarray,
+    truth_marginal: Tensor | np.ndarray,
     classes: Sequence[int] | None = (1,),
     bins: int = 10,
-    valid: Tensor | None = None,
+    valid: Tensor | np.ndarray | None = None,
 ) -> ReliabilityCurve:
     """Bin pixels by predicted probability and compare it with the share of annotators who agree.
 
@@ -234,34 +240,42 @@ def reliability_curve(
     >>> curve.count.tolist(), round(curve.ece, 4)
     ([0, 0, 0, 0, 0, 0, 0, 1, 0, 0], 0.3)
     """
-    if pred_marginal.ndim < 3 or pred_marginal.shape != truth_marginal.shape:
+    pred, truth = (torch.as_tensor(x).detach() for x in (pred_marginal, truth_marginal))
+    if pred.ndim < 3 or pred.shape != truth.shape:
         raise ValueError(
-            "both marginals must be [B, C, *spatial] of one shape, "
-            f"found {list(pred_marginal.shape)} and {list(truth_marginal.shape)}"
+            f"both marginals must be [B, C, *spatial] of one shape, found {list(pred.shape)} and {list(truth.shape)}"
         )
-    if 0 in pred_marginal.shape:
-        raise ValueError(f"marginals must not be empty, found shape {list(pred_marginal.shape)}")
+    if not (pred.is_floating_point() and truth.is_floating_point()):
+        raise ValueError(f"marginals must be floating point, found {pred.dtype} and {truth.dtype}")
+    if 0 in pred.shape:
+        raise ValueError(f"marginals must not be empty, found shape {list(pred.shape)}")
     if bins < 1:
         raise ValueError(f"bins must be at least 1, found {bins}")
-    B, C, *spatial = pred_marginal.shape
+    B, C, *spatial = pred.shape
     chosen = list(range(C)) if classes is None else check_classes(classes, C)
+    if valid is not None:
+        valid = torch.as_tensor(valid)
+        if valid.dtype != torch.bool or list(valid.shape) != [B, *spatial]:
+            raise ValueError(f"valid must be torch.bool {[B, *spatial]}, found {valid.dtype} {list(valid.shape)}")
+    for name, marginal in (("predicted", pred), ("true", truth)):
+        if marginal.is_cpu:
+            counted = marginal if valid is None else marginal.movedim(1, -1)[valid]
+            low, high = (float(x) for x in torch.aminmax(counted)) if counted.numel() else (0.0, 1.0)
+            if not (low >= -1e-4 and high <= 1 + 1e-4):  # also catches nan
+                raise ValueError(f"the {name} marginal must hold probabilities, found {low:.4g} to {high:.4g}")
     if len(chosen) == 1:
-        confidence, accuracy = pred_marginal[:, chosen[0]], truth_marginal[:, chosen[0]]
+        confidence, accuracy = pred[:, chosen[0]], truth[:, chosen[0]]
     else:
-        confidence, top = pred_marginal.max(1)
-        accuracy = truth_marginal.gather(1, top[:, None]).squeeze(1)
+        confidence, top = pred.max(1)
+        accuracy = truth.gather(1, top[:, None]).squeeze(1)
         evaluated = torch.zeros(C, dtype=torch.bool, device=top.device)
         evaluated[chosen] = True
         confidence = torch.where(evaluated[top], confidence, -1)
     if valid is not None:
-        if valid.dtype != torch.bool or list(valid.shape) != [B, *spatial]:
-            raise ValueError(f"valid must be bool {[B, *spatial]}, found {valid.dtype} {list(valid.shape)}")
         confidence, accuracy = confidence[valid], accuracy[valid]
     confidence, accuracy = confidence.flatten(), accuracy.flatten()
     if confidence.dtype in (torch.float16, torch.bfloat16):
         confidence = confidence.float()
-    if confidence.is_cpu and not (confidence <= 1 + 1e-4).all():  # also catches nan
-        raise ValueError(f"marginals must hold probabilities up to 1, found {float(confidence.max())}")
     edges = torch.linspace(0, 1, bins + 1, dtype=confidence.dtype, device=confidence.device)
     bin_of = torch.bucketize(confidence, edges).clamp_max(bins)  # 0: in no bin, i: (edges[i - 1], edges[i]]
 
@@ -275,11 +289,11 @@ def reliability_curve(
 
 
 def ece(
-    pred_marginal: Tensor,
-    truth_marginal: Tensor,
+    pred_marginal: Tensor | np.ndarray,
+    truth_marginal: Tensor | np.ndarray,
     classes: Sequence[int] | None = (1,),
     bins: int = 10,
-    valid: Tensor | None = None,
+    valid: Tensor | np.ndarray | None = None,
 ) -> float:
     """Expected calibration error, pixels pooled over all images:  Σ_bins share · |mean confidence − mean accuracy|.
 
@@ -322,7 +336,7 @@ class Interval:
 
 def bootstrap(
     values: Tensor | np.ndarray | Sequence[float],
-    groups: Sequence[object] | np.ndarray | None = None,
+    groups: Iterable[object] | None = None,
     *,
     baseline: Tensor | np.ndarray | Sequence[float] | None = None,
     level: float = 0.95,
@@ -331,7 +345,8 @@ def bootstrap(
 ) -> Interval:
     """Percentile interval of the mean over images, resampling whole groups (patients) with replacement.
 
-    Images of one patient are alike, so resampling images would promise too much. nan values are left out.
+    Images of one patient are alike, so resampling images would promise too much. nan values are left out. A single
+    group says nothing about others: its interval has nan bounds.
 
     Args:
         values: one value an image.
@@ -342,24 +357,30 @@ def bootstrap(
     >>> print(bootstrap([.1, .2, .3, .4], groups=["ann", "ann", "bob", "bob"], resamples=1000))
     0.2500 [0.1500, 0.3500]
     """
-    x = np.asarray(values, dtype=np.float64)
+    x = _numbers(values)
     if x.ndim != 1 or x.size == 0:
         raise ValueError(f"values must be one number an image, found shape {list(x.shape)}")
     if baseline is not None:
-        y = np.asarray(baseline, dtype=np.float64)
+        y = _numbers(baseline)
         if y.shape != x.shape:
             raise ValueError(f"baseline must hold as many values, found {y.size} against {x.size}")
         x = x - y
-    names = np.arange(x.size) if groups is None else np.asarray(groups)
-    if names.shape != x.shape:
-        raise ValueError(f"groups must name the group of each of {x.size} images, found {names.size}")
+    names = list(range(x.size) if groups is None else groups)
+    if len(names) != x.size:
+        raise ValueError(f"groups must name the group of each of {x.size} images, found {len(names)}")
+    for i, name in enumerate(names):
+        if name is None or name != name:
+            raise ValueError(f"groups must name the group of each image, found {name} for image {i}")
     if not 0 < level < 1 or resamples < 1:
         raise ValueError(f"level must be in (0, 1) and resamples positive, found {level} and {resamples}")
     scored = ~np.isnan(x)
     if not scored.any():
         return Interval(np.nan, np.nan, np.nan, level)
-    _, group = np.unique(names[scored], return_inverse=True)
+    numbers: dict[object, int] = {}
+    group = np.array([numbers.setdefault(name, len(numbers)) for name, ok in zip(names, scored, strict=True) if ok])
     sums, counts = np.bincount(group, x[scored]), np.bincount(group)
+    if len(sums) < 2:
+        return Interval(float(x[scored].mean()), np.nan, np.nan, level)
     rng, size = np.random.default_rng(seed), len(sums)
     means = []
     for start in range(0, resamples, step := max(1, 2**22 // size)):  # a block of draws at a time: bounded memory
@@ -368,6 +389,10 @@ def bootstrap(
     means = np.concatenate(means)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(x[scored].mean()), float(low), float(high), level)
+
+
+def _numbers(values: Tensor | np.ndarray | Sequence[float]) -> np.ndarray:
+    return values.detach().cpu().double().numpy() if isinstance(values, Tensor) else np.asarray(values, np.float64)
 
 
 def _protocol(name: str) -> Protocol:

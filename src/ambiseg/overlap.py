@@ -5,7 +5,9 @@ IoU of hard masks is defined in ``_iou``, the soft costs in :func:`iou_cost` and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -48,18 +50,16 @@ def pairwise_iou(a: Masks, b: Masks, classes: Sequence[int] = (1,), absent: Abse
     tensor([[[0.5000, 0.0000]]], dtype=torch.float64)
     """
     a, b = compatible(a, b)
-    check_classes(classes)
     valid = common_valid(a, b)
-    ious = [_iou(_encode(a, c, valid), _encode(b, c, valid)) for c in classes]
+    ious = [_iou(_encode(a, c, valid), _encode(b, c, valid)) for c in check_classes(classes)]
     return _mean_over_classes(ious, absent)
 
 
 def joint_iou(a: Masks, b: Masks, classes: Sequence[int] = (1,), absent: Absent = "agree") -> Tensor:
     """:func:`pairwise_iou` among all N + M masks of ``a`` and ``b`` together, ``[B, N + M, N + M]``, in one go."""
     a, b = compatible(a, b)
-    check_classes(classes)
     valid = common_valid(a, b)
-    masks = (torch.cat([_encode(a, c, valid), _encode(b, c, valid)], 1) for c in classes)
+    masks = (torch.cat([_encode(a, c, valid), _encode(b, c, valid)], 1) for c in check_classes(classes))
     return _mean_over_classes([_iou(x, x) for x in masks], absent)
 
 
@@ -83,15 +83,20 @@ def _encode(masks: MaskDistribution, cls: int, valid: Tensor | None) -> Tensor:
     On the CPU 64 pixels share a word, so that an intersection is an AND and a bit count; elsewhere rows are 0/1
     floats and an intersection is a dot product. Both count exactly.
     """
-    if not masks.labels.is_cpu:
+    if not _packs(masks.labels):
         rows = (masks.labels == cls).flatten(2)
         return (rows if valid is None else rows & valid.flatten(1)[:, None]).float()
     rows = (masks.labels.numpy() == cls).reshape(len(masks), masks.count, -1)
     if valid is not None:
         rows &= valid.numpy().reshape(len(masks), 1, -1)
-    packed = np.packbits(rows, axis=-1)
-    packed = np.pad(packed, ((0, 0), (0, 0), (0, -packed.shape[-1] % 8))) if packed.shape[-1] % 8 else packed
-    return torch.from_numpy(packed.view(np.int64))
+    packed = np.packbits(np.ascontiguousarray(rows), axis=-1)
+    words = np.zeros((*packed.shape[:2], -(-packed.shape[2] // 8) * 8), np.uint8)
+    words[..., : packed.shape[2]] = packed
+    return torch.from_numpy(words.view(np.int64))
+
+
+def _packs(labels: Tensor) -> bool:
+    return labels.is_cpu
 
 
 def _areas(x: Tensor) -> Tensor:
@@ -168,9 +173,11 @@ def iou_cost(
     chosen = list(range(1, C)) if classes is None else check_classes(classes, C)
     if not chosen:
         raise ValueError("iou_cost needs at least one foreground class, found a single class")
-    samples = (logits if probs else logits.softmax(2))[:, :, chosen].flatten(3)
-    said = regions.one_hot(C, samples.dtype)[:, :, chosen]
-    return iou_from_sums(regions.sum(samples), said, regions, smooth)
+    with full_precision(logits):
+        logits = _at_least_float32(logits)
+        samples = (logits if probs else logits.softmax(2))[:, :, chosen].flatten(3)
+        said = regions.one_hot(C, samples.dtype)[:, :, chosen]
+        return iou_from_sums(regions.sum(samples), said, regions, smooth)
 
 
 def ce_cost(logits: Tensor, annotations: Masks, *, probs: bool = False, regions: Regions | None = None) -> Tensor:
@@ -187,9 +194,12 @@ def ce_cost(logits: Tensor, annotations: Masks, *, probs: bool = False, regions:
     tensor([[[1.3863, 1.3863]]])
     """
     annotations, regions = _prepare(logits, annotations, regions)
-    log_probs = logits.clamp_min(torch.finfo(logits.dtype).tiny).log() if probs else logits.log_softmax(2)
-    said = regions.one_hot(logits.shape[2], log_probs.dtype)
-    return ce_from_sums(regions.sum(log_probs.flatten(3)), said, regions)
+    with full_precision(logits):
+        logits = _at_least_float32(logits)
+        log_probs = logits.clamp_min(torch.finfo(logits.dtype).tiny).log() if probs else logits.log_softmax(2)
+        log_probs = log_probs.clamp_min(-1e30)  # a class ruled out by −∞ must not turn 0 · ∞ into nan
+        said = regions.one_hot(logits.shape[2], log_probs.dtype)
+        return ce_from_sums(regions.sum(log_probs.flatten(3)), said, regions)
 
 
 def iou_from_sums(sums: Tensor, said: Tensor, regions: Regions, smooth: float = 1.0) -> Tensor:
@@ -210,6 +220,16 @@ def ce_from_sums(sums: Tensor, said: Tensor, regions: Regions) -> Tensor:
 
 
 COSTS: dict[str, Cost] = {"iou": iou_cost, "ce": ce_cost}
+"""The costs that have a name."""
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[object]:
+    """No autocast: sums over thousands of pixels overflow half precision and lose the digits that couplings compare."""
+    return torch.autocast(x.device.type, enabled=False)
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _prepare(logits: Tensor, annotations: Masks, regions: Regions | None) -> tuple[MaskDistribution, Regions]:
@@ -225,7 +245,13 @@ def _prepare(logits: Tensor, annotations: Masks, regions: Regions | None) -> tup
         raise ValueError(f"logits must hold at least one sample, class and pixel, found shape {list(logits.shape)}")
     _same(len(annotations), logits.shape[0], "images", "annotations", "logits")
     _same(tuple(annotations.spatial), tuple(logits.shape[3:]), "size", "annotations", "logits")
-    return annotations, partition(annotations, logits.shape[2]) if regions is None else regions
+    if regions is None:
+        return annotations, partition(annotations, logits.shape[2])
+    found = (regions.labels.shape[1], regions.index.shape[1])
+    if found != (annotations.count, annotations.spatial.numel()) or len(regions.index) != len(annotations):
+        expected = f"{annotations.count} annotations of {annotations.spatial.numel()} pixels"
+        raise ValueError(f"regions must be those of the {expected}, found {found[0]} of {found[1]}")
+    return annotations, regions
 
 
 # -- checks shared with the metrics --------------------------------------------------------------------------
@@ -240,9 +266,12 @@ def compatible(a: Masks, b: Masks) -> tuple[MaskDistribution, MaskDistribution]:
     return a, b
 
 
-def check_classes(classes: Sequence[int], count: int | None = None) -> list[int]:
+def check_classes(classes: Iterable[int], count: int | None = None) -> list[int]:
     """The class ids as a list, or a ``ValueError``: at least one, no negative ones, none from ``count`` up."""
-    ids = [int(c) for c in classes]
+    try:
+        ids = [operator.index(c) for c in classes]
+    except TypeError:
+        raise ValueError(f"classes must be a sequence of integer class ids, found {classes!r}") from None
     if not ids:
         raise ValueError("classes must name at least one class id, found none")
     if len(set(ids)) < len(ids):

@@ -9,14 +9,15 @@ no longer grow with M.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ambiseg.masks import Masks, as_masks
+from ambiseg.masks import Masks, as_masks, exact
 
-# Above this many regions the one-hot product of `Regions.sum` costs more than the atomics it avoids.
-_ONE_HOT_LIMIT = 256
+# Pixels added up before they join the total: a running sum of a million float32 numbers would lose four digits.
+_BLOCK = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,18 +53,46 @@ class Regions:
         B, P = self.index.shape
         if values.ndim < 2 or values.shape[0] != B or values.shape[-1] != P:
             raise ValueError(f"values must be [{B}, …, {P}] to fit the regions, found {list(values.shape)}")
-        rows = values.reshape(B, -1, P)
-        if values.is_cpu or self.count > _ONE_HOT_LIMIT:
-            sums = values.new_zeros(B, rows.shape[1], self.count + 1)
-            sums = sums.scatter_add(2, self.index[:, None].expand(rows.shape), rows)
-        else:  # on a GPU thousands of pixels would queue for the same few sums; a matrix product does not
-            members = torch.nn.functional.one_hot(self.index, self.count + 1)
-            sums = rows @ members.to(values.dtype)
-        return sums[..., : self.count].reshape(*values.shape[:-1], self.count)
+        sums = _RegionSum.apply(values.reshape(B, -1, P), self.index, self.count)
+        return sums.reshape(*values.shape[:-1], self.count)  # type: ignore[union-attr]
 
     def one_hot(self, classes: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """``[B, M, C, U]``: 1 where annotator m gave region u class c."""
         return torch.nn.functional.one_hot(self.labels, classes).movedim(-1, 2).to(dtype)
+
+
+def add_rows(sums: Tensor, index: Tensor, rows: Tensor) -> None:
+    """sums[index[i]] += rows[i].  On a GPU thousands of rows would queue for the same few sums; a product does not."""
+    if _scatters(rows):
+        sums.index_add_(0, index, rows)
+    else:
+        sums.addmm_(torch.nn.functional.one_hot(index, len(sums)).t().to(rows.dtype), rows)
+
+
+def _scatters(x: Tensor) -> bool:
+    return x.is_cpu
+
+
+class _RegionSum(torch.autograd.Function):
+    """``[B, R, P] -> [B, R, U]``, block by block of pixels, in float64 between blocks."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, index: Tensor, count: int) -> Tensor:
+        ctx.save_for_backward(index)
+        total = exact(rows.new_zeros(*rows.shape[:2], count + 1))  # the last one takes void pixels
+        for block, region in zip(rows.split(_BLOCK, 2), index.split(_BLOCK, 1), strict=True):
+            if _scatters(rows):
+                where = region[:, None].expand(block.shape)
+                total += block.new_zeros(total.shape).scatter_add_(2, where, block)
+            else:
+                total += block @ torch.nn.functional.one_hot(region, count + 1).to(block.dtype)
+        return total[..., :count].to(rows.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (index,) = ctx.saved_tensors
+        padded = torch.nn.functional.pad(grads[0], (0, 1))  # no gradient at void pixels
+        return padded.gather(2, index[:, None].expand(-1, padded.shape[1], -1)), None, None
 
 
 def partition(annotations: Masks, classes: int) -> Regions:

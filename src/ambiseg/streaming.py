@@ -7,14 +7,17 @@ are left out, so any split into batches or processes gives the same number.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ambiseg import metrics
-from ambiseg.masks import Masks
+from ambiseg.masks import Masks, exact
+from ambiseg.overlap import common_valid, compatible
 
 try:
     from torchmetrics import Metric
@@ -22,32 +25,49 @@ except ImportError as error:
     raise ImportError('ambiseg.streaming needs torchmetrics: pip install "ambiseg[torchmetrics]"') from error
 
 
-class _MeanOverImages(Metric):
-    """Mean of a per-image value. Sums are kept in float64, so that the order of the images does not matter."""
+class _Sums(Metric):
+    """A metric made of sums in float64, which no cast of the surrounding model touches."""
 
     full_state_update = False
-    total: Tensor
-    images: Tensor
 
-    def __init__(self, score: Callable[..., Tensor], **kwargs: Any) -> None:
+    def __init__(self, sums: dict[str, Tensor], settings: Sequence[object], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.score = score
-        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("images", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+        # A MetricCollection lets metrics with equal states share one. Names that hold the class and its settings keep
+        # two metrics apart whose first batches happen to agree.
+        label = re.sub(r"\W+", "_", "_".join(map(str, (type(self).__name__, *settings))))
+        self._names = {name: f"{label}_{name}" for name in sums}
+        for name, start in sums.items():
+            self.add_state(self._names[name], start, dist_reduce_fx="sum")
+
+    def _add(self, **values: Tensor) -> None:
+        for name, value in values.items():
+            state = getattr(self, self._names[name])
+            setattr(self, self._names[name], state + value.to(state.dtype))
+
+    def _sum(self, name: str) -> Tensor:
+        return getattr(self, self._names[name])
+
+    def set_dtype(self, dst_type: str | torch.dtype) -> _Sums:
+        """Ignored: sums stay in float64 when the surrounding model is cast."""
+        return self
+
+
+class _MeanOverImages(_Sums):
+    """Mean of a per-image value."""
+
+    def __init__(self, score: Callable[..., Tensor], settings: dict[str, object], **kwargs: Any) -> None:
+        sums = {"total": torch.zeros((), dtype=torch.float64), "images": torch.zeros((), dtype=torch.int64)}
+        super().__init__(sums, tuple(settings.values()), **kwargs)
+        self.score = partial(score, **settings)
 
     def update(self, *distributions: Masks) -> None:
         """Add the images of a batch."""
         values = self.score(*distributions)
-        self.total += values.nansum()
-        self.images += (~values.isnan()).sum()
+        self._add(total=exact(values).nansum(), images=(~values.isnan()).sum())
 
     def compute(self) -> Tensor:
         """The mean over all images with a value, of all processes."""
-        return self.total / self.images
-
-    def set_dtype(self, dst_type: str | torch.dtype) -> _MeanOverImages:
-        """Ignored: sums stay in float64 when the surrounding model is cast."""
-        return self
+        return self._sum("total") / self._sum("images")
 
 
 class GED(_MeanOverImages):
@@ -64,7 +84,7 @@ class GED(_MeanOverImages):
     def __init__(
         self, classes: Sequence[int] = (1,), protocol: str = "mose", unbiased: bool = False, **kwargs: Any
     ) -> None:
-        super().__init__(lambda p, t: metrics.ged(p, t, classes, protocol, unbiased), **kwargs)
+        super().__init__(metrics.ged, {"classes": classes, "protocol": protocol, "unbiased": unbiased}, **kwargs)
 
 
 class MatchedIoU(_MeanOverImages):
@@ -73,7 +93,7 @@ class MatchedIoU(_MeanOverImages):
     higher_is_better = True
 
     def __init__(self, classes: Sequence[int] = (1,), protocol: str = "mose", **kwargs: Any) -> None:
-        super().__init__(lambda p, t: metrics.matched_iou(p, t, classes, protocol), **kwargs)
+        super().__init__(metrics.matched_iou, {"classes": classes, "protocol": protocol}, **kwargs)
 
 
 class SampleDiversity(_MeanOverImages):
@@ -84,7 +104,8 @@ class SampleDiversity(_MeanOverImages):
     def __init__(
         self, classes: Sequence[int] = (1,), protocol: str = "mose", unbiased: bool = False, **kwargs: Any
     ) -> None:
-        super().__init__(lambda m: metrics.sample_diversity(m, classes, protocol, unbiased), **kwargs)
+        settings: dict[str, object] = {"classes": classes, "protocol": protocol, "unbiased": unbiased}
+        super().__init__(metrics.sample_diversity, settings, **kwargs)
 
 
 class PixelEntropy(_MeanOverImages):
@@ -93,10 +114,10 @@ class PixelEntropy(_MeanOverImages):
     higher_is_better = None
 
     def __init__(self, classes: int | None = None, **kwargs: Any) -> None:
-        super().__init__(lambda m: metrics.pixel_entropy(m, classes), **kwargs)
+        super().__init__(metrics.pixel_entropy, {"classes": classes}, **kwargs)
 
 
-class ECE(Metric):
+class ECE(_Sums):
     """:func:`ambiseg.metrics.ece` with pixels pooled over all images;  ``update(pred, truth)`` of distributions.
 
     Args:
@@ -104,43 +125,32 @@ class ECE(Metric):
         classes, bins: as in :func:`ambiseg.metrics.ece`.
     """
 
-    full_state_update = False
     higher_is_better = False
-    count: Tensor
-    confidence_sum: Tensor
-    accuracy_sum: Tensor
-    pixels: Tensor
 
     def __init__(
         self, num_classes: int = 2, classes: Sequence[int] | None = (1,), bins: int = 10, **kwargs: Any
     ) -> None:
-        super().__init__(**kwargs)
+        sums = {
+            "count": torch.zeros(bins, dtype=torch.int64),
+            "confidence_sum": torch.zeros(bins, dtype=torch.float64),
+            "accuracy_sum": torch.zeros(bins, dtype=torch.float64),
+            "total": torch.zeros((), dtype=torch.int64),
+        }
+        super().__init__(sums, (num_classes, classes, bins), **kwargs)
         self.num_classes, self.classes, self.bins = num_classes, classes, bins
-        self.add_state("count", torch.zeros(bins, dtype=torch.int64), dist_reduce_fx="sum")
-        self.add_state("confidence_sum", torch.zeros(bins, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("accuracy_sum", torch.zeros(bins, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("pixels", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, pred: Masks, truth: Masks) -> None:
         """Add the pixels of a batch."""
-        pred, truth = metrics.compatible(pred, truth)
+        pred, truth = compatible(pred, truth)
         p, t = pred.marginal_probs(self.num_classes), truth.marginal_probs(self.num_classes)
-        valid = metrics.common_valid(pred, truth)
-        curve = metrics.reliability_curve(p, t, self.classes, self.bins, valid)
-        self.count += curve.count
-        self.confidence_sum += curve.confidence_sum
-        self.accuracy_sum += curve.accuracy_sum
-        self.pixels += curve.total
+        curve = metrics.reliability_curve(p, t, self.classes, self.bins, common_valid(pred, truth))
+        self._add(**{name: getattr(curve, name) for name in self._names})
 
     @property
     def curve(self) -> metrics.ReliabilityCurve:
         """The reliability curve of everything seen so far by this process."""
-        return metrics.ReliabilityCurve(self.count, self.confidence_sum, self.accuracy_sum, self.pixels)
+        return metrics.ReliabilityCurve(**{name: self._sum(name) for name in self._names})
 
     def compute(self) -> Tensor:
         """The error over all pixels, of all processes."""
         return torch.tensor(self.curve.ece, dtype=torch.float64)
-
-    def set_dtype(self, dst_type: str | torch.dtype) -> ECE:
-        """Ignored: sums stay in float64 when the surrounding model is cast."""
-        return self

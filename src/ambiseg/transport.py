@@ -25,7 +25,8 @@ def couple(cost: Tensor, weights: Tensor, capacity: float = 1.0, solver: Solver 
     A.1). Below that:
 
     - ``greedy``: the paper's algorithm. Annotations, those with the nearest sample first, fill samples in the order
-      of their cost. Always feasible; usually, not always, optimal (docs/transport.md says how far off).
+      of their cost. Always feasible; nearly always optimal when capacity is loose, seldom when it is tight
+      (docs/transport.md says how far off).
     - ``exact``: the network simplex of POT, on the same problem with one more column of cost 0 and mass
       N·capacity − 1 that takes what the samples have left. Runs on the CPU, image by image.
     - ``released``: what the authors' code does: ``greedy`` for equal weights, columns then scaled to v. The same as
@@ -107,10 +108,19 @@ def optimal_plan(cost: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """
     import ot  # two seconds, and only the exact problems need it
 
+    if cost.ndim != 3 or u.shape != cost.shape[:2] or v.shape != (cost.shape[0], cost.shape[2]):
+        shapes = ", ".join(str(list(x.shape)) for x in (cost, u, v))
+        raise ValueError(f"expected a cost [B, N, M] with marginals [B, N] and [B, M], found {shapes}")
     costs, rows, columns = (x.detach().double().cpu().numpy() for x in (cost, u, v))
     plans = np.zeros(costs.shape)
     for plan, c, a, b in zip(plans, costs, rows, columns, strict=True):
+        if not (min(a.min(), b.min()) >= 0 and a.sum() > 0 and abs(a.sum() - b.sum()) <= 1e-3 * a.sum()):
+            raise ValueError(
+                f"marginals must be non-negative with equal sums, found sums {a.sum():.6g} and {b.sum():.6g}"
+            )
         some = np.ix_(a > 0, b > 0)
+        if not np.isfinite(c[some]).all():
+            raise ValueError("cost must be finite wherever there is mass, found nan or infinity")
         a, b = a[a > 0], b[b > 0]
         # Both sides scaled to exactly the same sum: weights in float32 are 1e-8 apart, which the simplex minds.
         plan[some] = ot.emd(a / a.sum(), b / b.sum(), np.ascontiguousarray(c[some])) * b.sum()
@@ -164,12 +174,22 @@ def relaxed_objective(
         raise ValueError(f"sample_weights must be {list(cost.shape[:2])}, found {list(sample_weights.shape)}")
     if scaling not in ("paper", "released"):
         raise ValueError(f"scaling must be paper or released, found {scaling!r}")
+    if 0 in cost.shape:
+        raise ValueError(f"cost must not be empty, found shape {list(cost.shape)}")
+    if sample_weights.is_cpu:
+        check_weights(sample_weights, "sample_weights")
     plan = plan.detach()
     u, o = sample_weights, plan.sum(2).to(sample_weights.dtype)
     if groups is not None:
-        if groups.shape != u.shape:
-            raise ValueError(f"groups must be {list(u.shape)}, one id a sample, found {list(groups.shape)}")
         size = (len(u), u.shape[1] if num_groups is None else num_groups)
+        if groups.shape != u.shape or groups.dtype != torch.int64:
+            raise ValueError(
+                f"groups must be int64 {list(u.shape)}, one id a sample, found {groups.dtype} {list(groups.shape)}"
+            )
+        if groups.is_cpu and not 0 <= int(groups.min()) <= int(groups.max()) < size[1]:
+            raise ValueError(
+                f"groups must be ids from 0 to {size[1] - 1}, found {int(groups.min())} to {int(groups.max())}"
+            )
         u, o = (x.new_zeros(size).scatter_add(1, groups, x) for x in (u, o))
     transport = (plan * cost).sum((1, 2))
     if scaling == "released":

@@ -45,6 +45,9 @@ class Gate(nn.Module):
                 nn.ReLU(),
                 nn.Linear(channels, experts, bias=False),
             )
+            for layer in (self.layers[0], self.layers[2]):  # PyTorch's own start would shrink what it reads threefold
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+                nn.init.zeros_(layer.bias)
 
     def forward(self, features: Tensor) -> Tensor:
         """``[B, G, h, w] -> [B, K]``, in float32 at least: weights are compared with logarithms."""

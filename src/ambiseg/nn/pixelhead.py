@@ -23,7 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ambiseg.regions import Regions
+from ambiseg.masks import exact
+from ambiseg.overlap import full_precision
+from ambiseg.regions import Regions, add_rows
 
 
 class Folded(NamedTuple):
@@ -260,7 +262,7 @@ class _Backward:
 def _apply(function: Any, rows: Tensor, head: Folded, settings: Any, tile: int | None) -> Any:
     """Call an autograd function with the tensors flattened, outside autocast: these sums need full precision."""
     tensors = (rows, head.weight, head.bias, *(t for pair in head.rest for t in pair))
-    with torch.autocast(rows.device.type, enabled=False):
+    with full_precision(rows):
         dtype = torch.promote_types(rows.dtype, torch.float32)
         return function.apply(settings, tile, *(t.to(dtype) for t in tensors))
 
@@ -305,18 +307,20 @@ class _RegionSums(torch.autograd.Function):
         N, dtype = head.weight.shape[1], _label_dtype(head.classes)
         head = head if log else _margin(head)
         C = head.classes
-        sums = rows.new_zeros(B, U + 1, N * C)  # the last row takes void pixels
+        sums = exact(rows.new_zeros(B, U + 1, N * C))  # the last row takes void pixels
         labels = torch.empty(B, rows.shape[1], experts or 0, dtype=dtype, device=rows.device)
         for b, some, layers in _tiles(rows, head, tile):
             scores = layers(rows[b, some])[-1]
             values = scores.log_softmax(1) if log else _probs(scores)
-            _add_rows(sums[b], index[b, some], values.view(-1, N * C))
+            tile_sums = rows.new_zeros(U + 1, N * C)  # added up tile by tile, so that rounding does not
+            add_rows(tile_sums, index[b, some], values.view(-1, N * C))
+            sums[b] += tile_sums
             if experts:
                 probs = (values.exp() if log else values).view(-1, experts, N // experts, C).mean(2)
                 labels[b, some] = (probs[..., 0] > 0.5 if C == 1 else probs.argmax(2)).to(dtype)
         labels = labels.transpose(1, 2)
         ctx.mark_non_differentiable(labels)
-        sums = _both(sums[:, :U].view(B, U, N, C), size[:, :, None, None].to(sums.dtype))
+        sums = _both(sums[:, :U].to(rows.dtype).view(B, U, N, C), size[:, :, None, None].to(rows.dtype))
         return sums.permute(0, 2, 3, 1), labels
 
     @staticmethod
@@ -348,11 +352,3 @@ class _RegionSums(torch.autograd.Function):
             w, a = total.rest[-1]
             total.rest[-1] = torch.cat([-w, w]), torch.cat([-a, a])
         return (None, None, *total.gradients())
-
-
-def _add_rows(sums: Tensor, index: Tensor, rows: Tensor) -> None:
-    """sums[index[i]] += rows[i]. On a GPU thousands of rows would queue for the same few sums; a product does not."""
-    if rows.is_cpu:
-        sums.index_add_(0, index, rows)
-    else:
-        sums.addmm_(F.one_hot(index, len(sums)).t().to(rows.dtype), rows)
