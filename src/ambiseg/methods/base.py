@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ambiseg.masks import MaskDistribution, Masks
+
+
+@contextmanager
+def evaluation(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; afterwards every part is back in the mode it was in."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
 
 
 class Predictive(ABC):
@@ -44,12 +57,8 @@ class Method(nn.Module, ABC):
 
     def predict(self, images: Tensor) -> Predictive:
         """:meth:`forward` in evaluation mode and without gradient; the module's mode is left as it was."""
-        training = self.training
-        try:
-            with torch.no_grad():
-                return self.eval()(images)
-        finally:
-            self.train(training)
+        with evaluation(self), torch.no_grad():
+            return self(images)
 
     def parameter_groups(self) -> dict[str, Iterator[nn.Parameter]]:
         """Parameters by optimiser. One group unless a method trains parts of it against each other."""

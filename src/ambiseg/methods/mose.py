@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -10,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ambiseg.masks import MaskDistribution, Masks, as_masks
-from ambiseg.methods.base import Method, Predictive
+from ambiseg.methods.base import Method, Predictive, evaluation
 from ambiseg.methods.grouping import merge_alike
 from ambiseg.nn import Backbone, DeepLabV3Plus, Experts, Features, Gate, PixelHead, ReleasedHead, UNet, unet
-from ambiseg.nn.pixelhead import as_rows, draw_masks, mean_softmax, pixel_logits, region_sums
+from ambiseg.nn.pixelhead import Folded, as_rows, draw_masks, mean_softmax, pixel_logits, region_sums
 from ambiseg.overlap import COSTS, Cost, ce_from_sums, iou_from_sums
 from ambiseg.regions import Regions, partition
 from ambiseg.transport import Solver, couple, optimal_plan, relaxed_objective
@@ -134,7 +135,8 @@ class MoSE(Method):
         if images.ndim != 4 or not images.is_floating_point():
             raise ValueError(f"expected images [B, C, H, W] of floats, found {images.dtype} {list(images.shape)}")
         features = self.backbone(images)
-        return MoSEPredictive(self, features, self.gate(features.gate), (images.shape[2], images.shape[3]))
+        size = (images.shape[2], images.shape[3])
+        return MoSEPredictive(self, features, self.gate(features.gate), size, training=self.training)
 
     def predict(self, images: Tensor) -> MoSEPredictive:
         """:meth:`forward` in evaluation mode and without gradient; the module's mode is left as it was."""
@@ -231,8 +233,7 @@ class MoSE(Method):
                     f"found {len(annotations)} of {list(annotations.spatial)}"
                 )
             regions = partition(annotations, self.classes) if regions is None else regions
-            rows, head = as_rows(predictive.features.dense), self.head.fold(latents)
-            sums, modes = region_sums(rows, head, regions, log=self.cost == "ce", experts=experts)
+            sums, modes = region_sums(*predictive._folded(latents), regions, log=self.cost == "ce", experts=experts)
             said = regions.one_hot(self.classes, sums.dtype)
             if self.cost == "ce":
                 cost = ce_from_sums(sums, said, regions)
@@ -258,17 +259,23 @@ class MoSEPredictive(Predictive):
         expert_weights: π ``[B, K]``.
         features: of the backbone.
         size: (H, W) of the images.
+        training: the mode it was made in, which what is left to compute keeps.
     """
 
     model: MoSE
     features: Features
     expert_weights: Tensor
     size: tuple[int, int]
+    training: bool
 
     @property
     def tiled(self) -> bool:
         """Whether masks can be made tile by tile, or need the rest of the decoder, or batch statistics."""
-        return not self.features.skips and self.model.head.foldable
+        with self._mode():
+            return not self.features.skips and self.model.head.foldable
+
+    def _mode(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.training else evaluation(self.model)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> MaskDistribution:
         """The standard form: ``n`` experts drawn from π, a latent code from each; equal weights."""
@@ -292,20 +299,23 @@ class MoSEPredictive(Predictive):
             latents = self.model.experts.each(len(self.expert_weights), per_expert, generator)
             weights = (self.expert_weights / per_expert).repeat_interleave(per_expert, 1)
         if self.tiled:
-            rows, head = as_rows(self.features.dense), self.model.head.fold(latents)
-            return mean_softmax(rows, head, weights).unflatten(2, self.size)
+            return mean_softmax(*self._folded(latents), weights).unflatten(2, self.size)
         return self._one_by_one(latents, weights)[1]
 
     def logits(self, latents: Tensor) -> Tensor:
         """Logits of given latent codes, differentiable:  ``[B, N, L] -> [B, N, C, H, W]``."""
-        head = self.model.head
         if self.tiled:
-            return pixel_logits(as_rows(self.features.dense), head.fold(latents)).unflatten(3, self.size)
-        maps = head.modulate(self.features.dense, latents)
-        if self.features.skips:
-            finished = self.model.backbone.finish(maps.flatten(0, 1), self.features, self.size)
-            maps = finished.unflatten(0, latents.shape[:2])
-        return head.classify(maps)
+            return pixel_logits(*self._folded(latents)).unflatten(3, self.size)
+        with self._mode():
+            maps = self.model.head.modulate(self.features.dense, latents)
+            if self.features.skips:
+                finished = self.model.backbone.finish(maps.flatten(0, 1), self.features, self.size)
+                maps = finished.unflatten(0, latents.shape[:2])
+            return self.model.head.classify(maps)
+
+    def _folded(self, latents: Tensor) -> tuple[Tensor, Folded]:
+        with self._mode():
+            return as_rows(self.features.dense), self.model.head.fold(latents)
 
     def _standard(self, n: int, generator: torch.Generator | None) -> Tensor:
         if n < 1:
@@ -319,8 +329,7 @@ class MoSEPredictive(Predictive):
     def _masks(self, latents: Tensor, weights: Tensor | None) -> MaskDistribution:
         mass = self._equal(latents.shape[1]) if weights is None else weights
         if self.tiled:
-            rows, head = as_rows(self.features.dense), self.model.head.fold(latents)
-            labels, marginal = (x.unflatten(2, self.size) for x in draw_masks(rows, head, mass))
+            labels, marginal = (x.unflatten(2, self.size) for x in draw_masks(*self._folded(latents), mass))
         else:
             labels, marginal = self._one_by_one(latents, mass)
         return MaskDistribution(labels, weights, marginal=marginal)

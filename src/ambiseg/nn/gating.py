@@ -38,16 +38,12 @@ class Gate(nn.Module):
         self.register_buffer("fixed", fixed)
         self.layers = nn.Sequential()
         if fixed is None:
-            self.layers = nn.Sequential(
-                nn.Linear(channels, channels),
-                nn.ReLU(),
-                nn.Linear(channels, channels),
-                nn.ReLU(),
-                nn.Linear(channels, experts, bias=False),
-            )
-            for layer in (self.layers[0], self.layers[2]):  # PyTorch's own start would shrink what it reads threefold
+            hidden = [nn.Linear(channels, channels), nn.Linear(channels, channels)]
+            for layer in hidden:  # PyTorch's own start would shrink what the gate reads, layer by layer
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
                 nn.init.zeros_(layer.bias)
+            last = nn.Linear(channels, experts, bias=False)
+            self.layers = nn.Sequential(hidden[0], nn.ReLU(), hidden[1], nn.ReLU(), last)
 
     def forward(self, features: Tensor) -> Tensor:
         """``[B, G, h, w] -> [B, K]``, in float32 at least: weights are compared with logarithms."""
