@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import pickle
+import warnings
 
 import torch
 from torch import Tensor
@@ -23,10 +23,12 @@ def load_official(path: str | os.PathLike[str]) -> MoSE:
     """
     name = os.fspath(path)
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():  # about pickle protocols, which is no news to whoever reads the error below
+            warnings.simplefilter("ignore")
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a file that is no checkpoint fails in more ways than can be listed
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"{name}: cannot be read as a checkpoint: {first}") from None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):

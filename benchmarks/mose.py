@@ -1,0 +1,136 @@
+"""MoSE at the paper's two settings: step time and memory against the backbone alone and against a plain version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ambiseg import MaskDistribution, MoSE, overlap, transport
+from benchmarks.harness import cpu_seconds, peak_mb, publish, table
+from benchmarks.mathematics import disks, street
+
+
+def interleaved(runs: dict[str, Callable[[], object]], repeats: int = 5) -> dict[str, float]:
+    """CPU milliseconds of each: minimum over rounds in which every one has its turn."""
+    best = dict.fromkeys(runs, float("inf"))
+    for run in runs.values():
+        run()
+    for _ in range(repeats):
+        for name, run in runs.items():
+            best[name] = min(best[name], cpu_seconds(run) * 1e3)
+    return best
+
+
+def lidc() -> tuple[MoSE, Tensor, MaskDistribution]:
+    """K=4, S=4, L=1, M=4, C=2, 128², batch 4, 7-level U-Net."""
+    return (
+        MoSE(1, 2, experts=4, samples=4, latent=1),
+        torch.randn(4, 1, 128, 128),
+        MaskDistribution(disks(4, 4, 128, 0)),
+    )
+
+
+def cityscapes() -> tuple[MoSE, Tensor, MaskDistribution]:
+    """K=35, S=2, L=5, M=32 modes, C=25, 128², batch 1, 7-level U-Net."""
+    model = MoSE(3, 25, experts=35, samples=2, latent=5, cost="ce")
+    return model, torch.randn(1, 3, 128, 128), MaskDistribution(street((128, 128), 32, seed=0))
+
+
+def backbone_step(model: MoSE, images: Tensor) -> None:
+    model.zero_grad()
+    features = model.backbone(images)
+    (features.dense.mean() + features.gate.mean()).backward()
+
+
+def step(model: MoSE, images: Tensor, annotations: MaskDistribution, **settings: float) -> None:
+    model.zero_grad()
+    model.loss(images, annotations, **settings)["total"].backward()  # type: ignore[arg-type]
+
+
+def plain_step(model: MoSE, images: Tensor, annotations: MaskDistribution) -> None:
+    """The same loss as one would write it: every sample's maps, its logits, and a cost for each annotation."""
+    model.zero_grad()
+    features = model.backbone(images)
+    latents = model.experts.each(len(images), model.samples)
+    logits = model.head(features.dense, latents)
+    columns = []
+    for m in range(annotations.count):
+        one = annotations.labels[:, m : m + 1]
+        if model.cost == "ce":
+            target = one[:, :, None].expand(-1, logits.shape[1], 1, -1, -1)
+            columns.append(-logits.log_softmax(2).gather(2, target).mean((2, 3, 4))[..., None])
+        else:
+            columns.append(overlap.iou_cost(logits, one))
+    cost = torch.cat(columns, 2)
+    u = (model.gate(features.gate) / model.samples).repeat_interleave(model.samples, 1)
+    plan = transport.couple(cost, annotations.mass)
+    transport.relaxed_objective(cost, plan, u).total.mean().backward()
+
+
+def steps() -> None:
+    rows, data = [], []
+    for name, make in (("LIDC", lidc), ("Cityscapes", cityscapes)):
+        model, images, annotations = make()
+        runs: dict[str, Callable[[], object]] = {
+            "backbone": lambda m=model, x=images: backbone_step(m, x),
+            "MoSE": lambda m=model, x=images, a=annotations: step(m, x, a),
+        }
+        if name == "Cityscapes":
+            runs["MoSE, soft gradients"] = lambda m=model, x=images, a=annotations: step(m, x, a, group_threshold=0.9)
+        memory = {key: peak_mb(run) for key, run in runs.items()}
+        times = interleaved(runs)
+        plain = lambda m=model, x=images, a=annotations: plain_step(m, x, a)  # noqa: E731
+        memory["plain MoSE"] = peak_mb(plain)
+        times["plain MoSE"] = min(cpu_seconds(plain) * 1e3 for _ in range(2))
+        for key, value in times.items():
+            ratio = value / times["backbone"]
+            rows.append([name, key, f"{ratio:.2f}×", f"{value:.0f}", f"{memory[key]:.0f}"])
+            data.append({"setting": name, "step": key, "ratio": ratio, "cpu_ms": value, "peak_mb": memory[key]})
+    headers = ["setting", "training step", "of the backbone's", "CPU ms", "peak MB added"]
+    publish(
+        "mose_steps", "MoSE: a training step against its backbone, forward and backward", table(headers, rows), data
+    )
+
+
+def sampling() -> None:
+    model, images, _ = lidc()
+    images = images[:1]
+    model.eval()
+    predictive = model.predict(images)
+    runs: dict[str, Callable[[], object]] = {"backbone forward": lambda: model.predict(images)}
+    for n in (1, 16, 100):
+        runs[f"{n} masks"] = lambda n=n: predictive.sample(n)
+    times = interleaved(runs)
+    base = times["backbone forward"]
+    rows = [[key, f"{value / base:.2f}×", f"{value:.0f}"] for key, value in times.items()]
+    headers = ["drawing, 128²", "of one backbone forward", "CPU ms"]
+    publish("mose_sampling", "MoSE: drawing masks", table(headers, rows), {k: v / base for k, v in times.items()})
+
+
+def growth() -> None:
+    """One image, 64²: how the step grows with samples, annotations and experts."""
+    images = torch.randn(1, 3, 64, 64)
+    runs: dict[str, Callable[[], object]] = {}
+    for name, K, S, M in (
+        ("K=8, S=2, M=8", 8, 2, 8),
+        ("twice the samples: S=4", 8, 4, 8),
+        ("four times the annotations: M=32", 8, 2, 32),
+        ("twice the experts: K=16", 16, 2, 8),
+    ):
+        model = MoSE(3, 25, experts=K, samples=S, latent=5, cost="ce", backbone="unet-light")
+        annotations = MaskDistribution(street((64, 64), M, seed=0))
+        runs[name] = lambda m=model, a=annotations: step(m, images, a)
+    times = interleaved(runs)
+    base = next(iter(times.values()))
+    rows = [[key, f"{value / base:.2f}×", f"{value:.0f}"] for key, value in times.items()]
+    publish("mose_growth", "MoSE: growth of a step (light U-Net, 25 classes, 64²)",
+            table(["step", "of the first", "CPU ms"], rows), {k: v / base for k, v in times.items()})  # fmt: skip
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    steps()
+    sampling()
+    growth()
