@@ -15,6 +15,8 @@ from torch import Tensor
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("AMBISEG_SHARED", REPOSITORY.parent / "shared"))
 
+torch.set_num_threads(1)  # the tests' tensors are small: a second thread would only wait for the first
+
 settings.register_profile("ambiseg", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ambiseg")
 

@@ -51,7 +51,7 @@ def batch(classes: int = 3, M: int = 3) -> tuple[torch.Tensor, MaskDistribution]
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("capacity", [0.25, 1.0])
 @pytest.mark.parametrize("head", ["paper", "released"])
-def test_loss_is_equation_8(cost, classes, capacity, head):
+def test_loss_is_equation_6(cost, classes, capacity, head):
     model = small(classes, cost=cost, beta=2.0, head=head).eval()
     images, annotations = batch(classes)
     found = model.loss(images, annotations, capacity=capacity, generator=torch.Generator().manual_seed(5))
@@ -216,6 +216,8 @@ def test_masks_and_marginals_are_those_of_the_logits(settings):
         predictive.marginal()
     with pytest.raises(ValueError, match="at least one sample, found 0"):
         predictive.sample(0)
+    with pytest.raises(ValueError, match="at least one sample an expert, found 0"):
+        predictive.compact(0)
 
 
 def test_both_forms_have_the_same_expectation():
@@ -281,6 +283,8 @@ def test_trains_without_nan(name, kind):
         ({"backbone": "resnet"}, "backbone must be one of unet, unet-light, deeplabv3plus"),
         ({"backbone": torch.nn.Conv2d(1, 1, 1)}, "wrap Conv2d as ambiseg.nn.Adapter"),
         ({"form": "soft"}, "form must be one of weighted, gumbel"),
+        ({"solver": "simplex"}, "solver must be one of greedy, exact, released"),
+        ({"backbone": UNet(1, (4, 8)), "gate_level": 0.5}, "go to the backbone itself"),
         ({"classes": 1}, "at least 2 classes"),
         ({"backbone": "deeplabv3plus", "gate_level": 0.5}, "settings of the U-Nets"),
     ],
@@ -299,6 +303,8 @@ def test_bad_calls_are_refused():
         model.loss(images, annotations[:1])
     with pytest.raises(ValueError, match="below classes=3, found 7"):
         model.loss(images, torch.full((2, 1, 8, 8), 7))
+    with pytest.raises(ValueError, match=r"annealing in \[0, 1\], found 2 and 2"):
+        model.loss(images, annotations, annealing=2)
     with pytest.raises(TypeError, match="unexpected settings: gamma"):
         model.loss(images, annotations, gamma=0.5)
     with pytest.raises(ValueError, match="capacity must be at least"):

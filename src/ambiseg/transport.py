@@ -1,6 +1,6 @@
 """Optimal transport between samples and annotations: couplings, and the relaxed objective that trains MoSE.
 
-The names follow the paper's equation 8: N samples with weights u, M annotations with weights v, costs C[N, M], a plan
+The names follow the paper's equation 6: N samples with weights u, M annotations with weights v, costs C[N, M], a plan
 P[N, M] that says how much of annotation j is explained by sample i, and the capacity γ of a sample.
 """
 
@@ -145,7 +145,7 @@ def relaxed_objective(
     num_groups: int | None = None,
     scaling: Literal["paper", "released"] = "paper",
 ) -> Objective:
-    """The paper's outer problem (equation 8), for a plan P that is held fixed:
+    """The paper's outer problem (equation 6), for a plan P that is held fixed:
 
         total = ⟨P, C⟩ + β · KL(o ‖ u),     o = P1,     KL(o ‖ u) = Σ_i o_i log(o_i / u_i).
 

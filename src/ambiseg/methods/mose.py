@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -41,11 +41,12 @@ class MoSE(Method):
     Args:
         in_channels: channels of the images.
         classes: C, background included.
-        experts: K.
+        experts: K, how many there are.
         samples: S, samples an expert in training.
         latent: L, dimension of the latent code.
         backbone: ``unet`` (7 levels), ``unet-light`` (4 levels), ``deeplabv3plus``, or any
-            :class:`ambiseg.nn.Backbone`; :class:`ambiseg.nn.Adapter` makes one of any network.
+            :class:`ambiseg.nn.features.Backbone`; :class:`ambiseg.nn.features.Adapter` makes one of any network.
+            A module brings its own ``in_channels`` and levels.
         cost: ``iou``, ``ce``, or a callable (logits ``[B, N, C, H, W]``, annotations) -> ``[B, N, M]``.
         beta: β, weight of the KL term.
         capacity: γ, how much annotation mass a sample may explain; 1 is no limit. Schedules pass their own to
@@ -109,6 +110,7 @@ class MoSE(Method):
             ("form", form, ("weighted", "gumbel")),
             ("cost", cost if isinstance(cost, str) else "iou", tuple(COSTS)),
             ("backbone", backbone if isinstance(backbone, str) else "unet", tuple(BACKBONES)),
+            ("solver", solver, get_args(Solver)),
         ):
             if value not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, found {value!r}")
@@ -156,7 +158,7 @@ class MoSE(Method):
         generator: torch.Generator | None = None,
         **settings: Any,
     ) -> dict[str, Tensor]:
-        """The optimal-transport calibration loss (equation 8), averaged over the images that have a valid pixel.
+        """The optimal-transport calibration loss (equation 6), averaged over the images that have a valid pixel.
 
         Args:
             images: ``[B, in_channels, H, W]``.
@@ -176,7 +178,10 @@ class MoSE(Method):
         if one_annotation:
             annotations, regions = annotations.draw(1, generator), None
         predictive = self(images)
-        drawn = self._draw(predictive, self.samples if samples is None else samples, generator)
+        samples = self.samples if samples is None else samples
+        if samples < 1 or not 0 <= annealing <= 1:
+            raise ValueError(f"expected at least 1 sample and annealing in [0, 1], found {samples} and {annealing}")
+        drawn = self._draw(predictive, samples, generator)
         threshold = self.group_threshold if group_threshold is None else group_threshold
         grouping = threshold < 1 and self.form == "weighted" and self.objective == "transport"
         cost, modes = self._cost(predictive, drawn.latents, annotations, regions, grouping)
@@ -283,8 +288,8 @@ class MoSEPredictive(Predictive):
 
     def compact(self, per_expert: int, generator: torch.Generator | None = None) -> MaskDistribution:
         """The weighted form (equation 3): ``per_expert`` masks of every expert, each of weight π_k / per_expert."""
-        latents = self.model.experts.each(len(self.expert_weights), per_expert, generator)
-        return self._masks(latents, (self.expert_weights / per_expert).repeat_interleave(per_expert, 1).detach())
+        latents, weights = self._weighted(per_expert, generator)
+        return self._masks(latents, weights.detach())
 
     def marginal(
         self, n: int | None = None, generator: torch.Generator | None = None, *, per_expert: int | None = None
@@ -296,8 +301,7 @@ class MoSEPredictive(Predictive):
             latents, weights = self._standard(n, generator), self._equal(n)
         else:
             assert per_expert is not None
-            latents = self.model.experts.each(len(self.expert_weights), per_expert, generator)
-            weights = (self.expert_weights / per_expert).repeat_interleave(per_expert, 1)
+            latents, weights = self._weighted(per_expert, generator)
         if self.tiled:
             return mean_softmax(*self._folded(latents), weights).unflatten(2, self.size)
         return self._one_by_one(latents, weights)[1]
@@ -322,6 +326,12 @@ class MoSEPredictive(Predictive):
             raise ValueError(f"expected at least one sample, found {n}")
         ids = torch.multinomial(self.expert_weights.detach(), n, replacement=True, generator=generator)
         return self.model.experts.of(ids, generator)
+
+    def _weighted(self, per_expert: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        if per_expert < 1:
+            raise ValueError(f"expected at least one sample an expert, found {per_expert}")
+        latents = self.model.experts.each(len(self.expert_weights), per_expert, generator)
+        return latents, (self.expert_weights / per_expert).repeat_interleave(per_expert, 1)
 
     def _equal(self, n: int) -> Tensor:
         return torch.full((len(self.expert_weights), n), 1 / n, device=self.expert_weights.device)
@@ -351,6 +361,8 @@ def _build(backbone: str | Backbone, channels: int, gate_level: float, inject_le
         if not isinstance(backbone, Backbone):
             name = type(backbone).__name__
             raise ValueError(f"wrap {name} as ambiseg.nn.Adapter({name.lower()}, dense=…) to use it as a backbone")
+        if not gate_level == inject_level == 1:
+            raise ValueError("gate_level and inject_level go to the backbone itself when it is a module")
         return backbone
     levels = {} if gate_level == inject_level == 1 else {"gate_level": gate_level, "inject_level": inject_level}
     if levels and backbone == "deeplabv3plus":

@@ -1,4 +1,4 @@
-"""The experts' latent Gaussians, and the gate that says how likely each expert's mode is."""
+"""The experts' latent Gaussians."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Experts(nn.Module):
     Means start at the corners of {0, 1}^L for the first 2^L experts and uniformly in [0, 1]^L after that; σ at 1/8.
 
     Args:
-        count: K.
-        latent: L.
+        count: K, how many experts.
+        latent: L, dimensions of a code.
         stochastic: ``False`` gives each expert its mean alone (the paper's ablation).
         diagonal: one σ a dimension, as in the released code, instead of one an expert.
 

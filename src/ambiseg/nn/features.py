@@ -66,7 +66,7 @@ class Adapter(Backbone):
 
     def __init__(self, network: nn.Module, dense: int, gate: int | None = None, gate_from: str | None = None) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.gate_from = network, gate_from
         self.dense_channels = dense
         self.gate_channels = dense if gate is None else gate
         self._seen: list[Any] = []
@@ -81,11 +81,15 @@ class Adapter(Backbone):
         self._seen[:] = [output]
 
     def forward(self, images: Tensor) -> Features:
+        self._seen.clear()
         output = self.network(images)
-        if self._seen:
-            dense, gate = output, self._seen.pop()
-        else:
+        if self.gate_from is None:
             dense, gate = output if isinstance(output, tuple | list) else (output, output)
+        elif not self._seen:
+            raise RuntimeError(f"{type(self.network).__name__} did not call its submodule {self.gate_from!r}")
+        else:
+            dense, gate = output, self._seen.pop()
+        dense = dense[0] if isinstance(dense, tuple | list) else dense
         gate = gate[-1] if isinstance(gate, tuple | list) else gate
         for name, features, channels in (("dense", dense, self.dense_channels), ("gate", gate, self.gate_channels)):
             if features.ndim != 4 or features.shape[1] != channels:

@@ -13,7 +13,7 @@ class Gate(nn.Module):
 
     Args:
         channels: G, channels of the features it reads.
-        experts: K.
+        experts: K, how many there are.
         weights: ``learned`` by the network; ``uniform``, 1/K for every image (the paper's ablation); or K fixed
             probabilities.
 

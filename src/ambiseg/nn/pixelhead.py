@@ -52,7 +52,7 @@ class PixelHead(nn.Module):
     Args:
         channels: F, channels of the dense features.
         latent: L, dimension of the latent code z.
-        classes: C.
+        classes: C, background included.
         hidden: channels of the two hidden layers.
         scale_bias: what the scale starts around. At 1 an untrained sample sees the features as they are; at 0, the
             paper's plain w₂z, it sees almost nothing of them.
@@ -136,7 +136,7 @@ def region_sums(
 ) -> tuple[Tensor, Tensor | None]:
     """Sums of the softmax (or log-softmax) over regions without ever holding logits:
 
-        R[b, n, c, u] = Σ_{p in u} softmax(logits_n[:, p])[c]        ``[B, N, C, U]``.
+        R[b, n, c, u] = Σ_{p in u} softmax(logits_n[:, p])[c]        [B, N, C, U]
 
     Args:
         rows: dense features ``[B, P, F]``.

@@ -39,6 +39,8 @@ class UNet(Backbone):
         gate_level: which encoder map the gate reads, as a fraction of the way down; 1 is the bottom.
         inject_level: where noise enters, as a fraction of the way up; 1 is the last features. Below 1, ``forward``
             stops there and :meth:`finish` does the remaining steps, once for each sample.
+        momentum: of the running statistics. PHiSeg's 0.01 looks hundreds of steps back: a run of a few hundred
+            steps wants 0.1, or it is evaluated with statistics of networks it no longer is.
 
     >>> unet = UNet(in_channels=1, channels=(4, 8, 16))
     >>> features = unet(torch.zeros(2, 1, 30, 41))
@@ -63,6 +65,7 @@ class UNet(Backbone):
         convs: int = 3,
         gate_level: float = 1.0,
         inject_level: float = 1.0,
+        momentum: float = 0.01,
     ) -> None:
         super().__init__()
         if decoder not in get_args(Decoder):
@@ -79,11 +82,11 @@ class UNet(Backbone):
         self.inject_step = _step(inject_level, steps, "inject_level")
 
         above = [in_channels, *channels[:-1]]
-        self.down = nn.ModuleList(_block(i, o, convs, bias) for i, o in zip(above, channels, strict=True))
+        self.down = nn.ModuleList(_block(i, o, convs, bias, momentum) for i, o in zip(above, channels, strict=True))
         skips = channels[-2::-1]  # of the maps that the decoder meets on its way up
         widths = [channels[-1], *(skips if decoder == "released" else channels[:0:-1])]  # after 0, 1, 2, … steps up
         self.up = nn.ModuleList(
-            _block(below + skip, width, convs, bias)
+            _block(below + skip, width, convs, bias, momentum)
             for below, skip, width in zip(widths[:-1], skips, widths[1:], strict=True)
         )
         self.gate_channels = channels[self.gate_step]
@@ -181,14 +184,14 @@ class BatchNorm(nn.BatchNorm2d):
         return super().forward(input)
 
 
-def _block(in_channels: int, out_channels: int, convs: int, bias: bool) -> nn.Sequential:
+def _block(in_channels: int, out_channels: int, convs: int, bias: bool, momentum: float) -> nn.Sequential:
     layers: list[nn.Module] = []
     for i in range(convs):
         conv = nn.Conv2d(out_channels if i else in_channels, out_channels, 3, padding=1, bias=bias)
         nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
         if conv.bias is not None:
             nn.init.trunc_normal_(conv.bias, std=0.001, a=-0.002, b=0.002)
-        layers += [conv, BatchNorm(out_channels, eps=1e-3, momentum=0.01), nn.ReLU(inplace=True)]
+        layers += [conv, BatchNorm(out_channels, eps=1e-3, momentum=momentum), nn.ReLU(inplace=True)]
     return nn.Sequential(*layers)
 
 
