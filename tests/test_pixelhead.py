@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ambiseg import MaskDistribution
-from ambiseg.nn import PixelHead, ReleasedHead
+from ambiseg.nn import PixelHead, ReleasedHead, pixelhead
 from ambiseg.nn.pixelhead import Folded, as_rows, draw_masks, mean_softmax, pixel_logits, region_sums
 from ambiseg.regions import partition
 
@@ -56,6 +56,30 @@ def test_region_sums_and_all_their_gradients_are_those_of_the_plain_path(C, log,
     for g, e in zip(found, expected, strict=True):
         assert torch.allclose(g, e)
         assert g.abs().sum() > 0
+
+
+@pytest.mark.parametrize("C", [2, 3])
+@pytest.mark.parametrize("log", [False, True])
+def test_samples_without_gradient_are_left_out_and_change_nothing(C, log, monkeypatch):
+    """A coupling reaches few samples; of the others, and of an image that none is reached in, gradients are 0."""
+    head, dense, latents, annotations = problem(9, B=3, N=5, C=C)
+    inputs = [dense.requires_grad_(), latents.requires_grad_(), *head.parameters()]
+    regions = partition(annotations, C)
+    weights = torch.randn(3, 5, C, regions.count, dtype=torch.float64)
+    weights[0, [1, 3]] = 0
+    weights[1] = 0
+
+    def gradients():
+        sums = region_sums(as_rows(dense), head.fold(latents), regions, log=log, tile=7)[0]
+        return torch.autograd.grad((sums * weights).sum(), inputs)
+
+    found = gradients()
+    assert found[1][0, [1, 3]].abs().sum() == found[1][1].abs().sum() == found[0][1].abs().sum() == 0
+    expected = torch.autograd.grad((plain_sums(head, dense, latents, annotations, log) * weights).sum(), inputs)
+    monkeypatch.setattr(pixelhead, "_active", lambda grad: None)
+    for g, e, everyone in zip(found, expected, gradients(), strict=True):
+        assert torch.allclose(g, e)
+        assert torch.allclose(g, everyone)
 
 
 @pytest.mark.parametrize("C", [2, 3])

@@ -185,6 +185,7 @@ def _label_dtype(classes: int) -> torch.dtype:
 # -- tiles -----------------------------------------------------------------------------------------------------
 
 Layers = Callable[[Tensor], list[Tensor]]
+Gradient = Callable[[slice, Tensor], Tensor]
 
 
 def _tile_size(rows: Tensor, samples: int, hidden: int) -> int:
@@ -239,24 +240,49 @@ class _Backward:
 
     def __init__(self, rows: Tensor, head: Folded) -> None:
         self.head = head
-        self.rows = torch.empty_like(rows)
+        self.rows = torch.zeros_like(rows)
         self.weight, self.bias = torch.zeros_like(head.weight), torch.zeros_like(head.bias)
         self.rest = [(torch.zeros_like(w), torch.zeros_like(a)) for w, a in head.rest]
 
-    def add(self, b: int, some: slice, x: Tensor, values: list[Tensor], grad: Tensor) -> None:
-        """Take the gradient of a tile's logits ``[T·N, C]`` down through its layers."""
-        for (w, _), (gw, ga), h in zip(self.head.rest[::-1], self.rest[::-1], values[-2::-1], strict=True):
-            gw.addmm_(grad.t(), h)
-            ga.add_(grad.sum(0))
-            grad = torch.ops.aten.threshold_backward(grad @ w, h, 0)
-        grad = grad.view(len(x), -1)  # [T, N·H]
-        weight = self.head.weight[b].flatten(0, 1)
-        self.weight[b].view_as(weight).addmm_(grad.t(), x)
-        self.bias[b].view(-1).add_(grad.sum(0))
-        torch.mm(grad, weight, out=self.rows[b, some])
+    def image(self, b: int, x: Tensor, active: Tensor | None, gradient: Gradient, tile: int | None) -> None:
+        """Take the gradient of one image's logits down through the layers, for the ``active`` samples alone.
+
+        ``gradient(pixels, logits)`` is that of a tile's logits, ``[T·N, C]``.
+        """
+        weight, bias = self.head.weight[b], self.head.bias[b]
+        if active is not None:
+            weight, bias = weight[active], bias[active]
+        if len(weight) == 0:
+            return
+        head = self.head._replace(weight=weight[None], bias=bias[None])
+        flat = weight.flatten(0, 1)
+        into_weight, into_bias = torch.zeros_like(flat), torch.zeros_like(bias).flatten()
+        for _, some, layers in _tiles(x[None], head, tile):
+            values = layers(x[some])
+            grad = gradient(some, values[-1])
+            for (w, _), (gw, ga), h in zip(head.rest[::-1], self.rest[::-1], values[-2::-1], strict=True):
+                gw.addmm_(grad.t(), h)
+                ga.add_(grad.sum(0))
+                grad = torch.ops.aten.threshold_backward(grad @ w, h, 0)
+            grad = grad.view(-1, len(flat))  # [T, N·H]
+            into_weight.addmm_(grad.t(), x[some])
+            into_bias.add_(grad.sum(0))
+            torch.mm(grad, flat, out=self.rows[b, some])
+        where = slice(None) if active is None else active
+        self.weight[b, where] = into_weight.view_as(weight)
+        self.bias[b, where] = into_bias.view_as(bias)
 
     def gradients(self) -> tuple[Tensor, ...]:
         return (self.rows, self.weight, self.bias, *(g for pair in self.rest for g in pair))
+
+
+def _active(grad: Tensor) -> Tensor | None:
+    """The samples that any gradient reaches, ``[U, N, C] -> [n]``; ``None`` means all.
+
+    A coupling moves M annotations onto at most as many samples, unless capacity forbids it: the others were looked at
+    and are not to change. On an accelerator asking which they are would make it wait, so there all are taken.
+    """
+    return grad.abs().amax((0, 2)).nonzero().flatten() if grad.is_cpu else None
 
 
 def _apply(function: Any, rows: Tensor, head: Folded, settings: Any, tile: int | None) -> Any:
@@ -289,10 +315,12 @@ class _PixelLogits(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         rows, head = _unflatten(ctx.saved_tensors)
         total = _Backward(rows, head)
-        for b, some, layers in _tiles(rows, head, ctx.tile):
-            x = rows[b, some]
-            grad = grads[0][b, :, :, some].permute(2, 0, 1).reshape(-1, head.classes)
-            total.add(b, some, x, layers(x), grad)
+        for b, x in enumerate(rows):
+
+            def gradient(some: slice, logits: Tensor, grad: Tensor = grads[0][b]) -> Tensor:
+                return grad[:, :, some].permute(2, 0, 1).reshape(logits.shape)
+
+            total.image(b, x, None, gradient, ctx.tile)
         return (None, None, *total.gradients())
 
 
@@ -333,21 +361,24 @@ class _RegionSums(torch.autograd.Function):
         margin = head.classes == 2 and not log
         if margin:
             head, grad = _margin(head), grad[..., 1:] - grad[..., :1]
-        of_sum = grad.sum(3)  # Σ_c, gathered by region like the rest
-        grad, C = grad.flatten(2), head.classes
         total = _Backward(rows, head)
-        for b, some, layers in _tiles(rows, head, tile):
-            x, region = rows[b, some], index[b, some]
-            values = layers(x)
-            probs = _probs(values[-1])
-            pixel = grad[b].index_select(0, region).view(-1, C)
-            if margin:  # d sigmoid: p (1 − p) g
-                pixel = torch.ops.aten.sigmoid_backward(pixel, probs)
-            elif log:  # d log softmax: g − p Σ_c g
-                pixel = pixel.addcmul_(probs, of_sum[b].index_select(0, region).view(-1, 1), value=-1)
-            else:  # d softmax: p (g − Σ_c p g)
-                pixel = pixel.sub_((probs * pixel).sum(1, keepdim=True)).mul_(probs)
-            total.add(b, some, x, values, pixel)
+        for b, x in enumerate(rows):
+            active = _active(grad[b])
+            of_region = grad[b] if active is None else grad[b][:, active]  # [U + 1, n, C]
+            of_sum = of_region.sum(2)  # Σ_c
+
+            def gradient(
+                some: slice, logits: Tensor, of_region: Tensor = of_region, of_sum: Tensor = of_sum, b: int = b
+            ) -> Tensor:
+                region, probs = index[b, some], _probs(logits)
+                pixel = of_region.flatten(1).index_select(0, region).view_as(logits)
+                if margin:  # d sigmoid: p (1 − p) g
+                    return torch.ops.aten.sigmoid_backward(pixel, probs)
+                if log:  # d log softmax: g − p Σ_c g
+                    return pixel.addcmul_(probs, of_sum.index_select(0, region).view(-1, 1), value=-1)
+                return pixel.sub_((probs * pixel).sum(1, keepdim=True)).mul_(probs)  # d softmax: p (g − Σ_c p g)
+
+            total.image(b, x, active, gradient, tile)
         if margin:  # the margin was layer 1 − layer 0
             w, a = total.rest[-1]
             total.rest[-1] = torch.cat([-w, w]), torch.cat([-a, a])
