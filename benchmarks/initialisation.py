@@ -19,6 +19,7 @@ ARMS = {
     "scale bias 1": {"scale_bias": 1.0},
     "scale bias 0": {"scale_bias": 0.0},
     "scale bias 1, running statistics 0.1": {"scale_bias": 1.0, "momentum": 0.1},
+    "scale bias 0, running statistics 0.1": {"scale_bias": 0.0, "momentum": 0.1},
 }
 
 

@@ -63,17 +63,19 @@ def test_padded_annotators_split_nothing():
     assert partition(MaskDistribution(labels), 2).count == 2
 
 
-def test_sum_in_any_rank_equals_a_loop_over_pixels():
+@pytest.mark.parametrize("few", [0, 64])
+def test_sum_in_any_rank_equals_a_loop_over_pixels(few, monkeypatch):
+    monkeypatch.setattr(regions, "_FEW", few)
     annotations = random_annotations(3, 2, 3, 2)
-    regions = partition(annotations, 2)
+    part = partition(annotations, 2)
     values = torch.randn(2, 5, 4, 16, dtype=torch.float64)
-    sums = regions.sum(values)
-    expected = torch.zeros(2, 5, 4, regions.count + 1, dtype=torch.float64)
+    sums = part.sum(values)
+    expected = torch.zeros(2, 5, 4, part.count + 1, dtype=torch.float64)
     for b in range(2):
         for p in range(16):
-            expected[b, :, :, regions.index[b, p]] += values[b, :, :, p]
+            expected[b, :, :, part.index[b, p]] += values[b, :, :, p]
     assert torch.allclose(sums, expected[..., :-1])
-    assert torch.allclose(regions.sum(values[:, 0, 0]), expected[:, 0, 0, :-1])
+    assert torch.allclose(part.sum(values[:, 0, 0]), expected[:, 0, 0, :-1])
 
 
 def test_matrix_products_of_accelerators_agree(monkeypatch):
@@ -82,6 +84,8 @@ def test_matrix_products_of_accelerators_agree(monkeypatch):
     expected, added = part.sum(values), torch.zeros(2, 7, dtype=torch.float64)
     rows, index = torch.randn(9, 7, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1, 1, 0, 0, 1])
     regions.add_rows(added, index, rows)
+    monkeypatch.setattr(regions, "_FEW", 0)
+    assert torch.allclose(part.sum(values), expected)
     monkeypatch.setattr(regions, "_scatters", lambda x: False)
     assert torch.allclose(part.sum(values), expected)
     again = torch.zeros(2, 7, dtype=torch.float64)
@@ -89,8 +93,10 @@ def test_matrix_products_of_accelerators_agree(monkeypatch):
     assert torch.allclose(again, added)
 
 
-def test_sums_of_large_images_keep_their_digits():
+@pytest.mark.parametrize("few", [0, 64])
+def test_sums_of_large_images_keep_their_digits(few, monkeypatch):
     """A running float32 sum of a million terms would lose four digits; blocks of pixels do not."""
+    monkeypatch.setattr(regions, "_FEW", few)
     part = partition(torch.zeros(1, 1, 1024, 1024, dtype=torch.long), 1)
     values = torch.full((1, 1, 1024 * 1024), 0.1)
     assert part.sum(values).item() == pytest.approx(0.1 * 1024 * 1024, rel=5e-6)

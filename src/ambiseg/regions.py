@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ambiseg.masks import Masks, as_masks, exact
 
-# Pixels added up before they join the total: a running sum of a million float32 numbers would lose four digits.
-_BLOCK = 256
+# Up to this many regions a matrix product with their one-hot map adds faster on the CPU than one pixel after another.
+_FEW = 64
+_BLOCK = 256  # pixels that are added up before they join the total
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,16 +75,16 @@ def _scatters(x: Tensor) -> bool:
 
 
 class _RegionSum(torch.autograd.Function):
-    """``[B, R, P] -> [B, R, U]``, block by block of pixels, in float64 between blocks."""
+    """``[B, R, P] -> [B, R, U]``, block by block of pixels: a running float32 sum of a million loses four digits."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, index: Tensor, count: int) -> Tensor:
         ctx.save_for_backward(index)
+        scatters = _scatters(rows) and count > _FEW
         total = exact(rows.new_zeros(*rows.shape[:2], count + 1))  # the last one takes void pixels
         for block, region in zip(rows.split(_BLOCK, 2), index.split(_BLOCK, 1), strict=True):
-            if _scatters(rows):
-                where = region[:, None].expand(block.shape)
-                total += block.new_zeros(total.shape).scatter_add_(2, where, block)
+            if scatters:
+                total += block.new_zeros(total.shape).scatter_add_(2, region[:, None].expand(block.shape), block)
             else:
                 total += block @ torch.nn.functional.one_hot(region, count + 1).to(block.dtype)
         return total[..., :count].to(rows.dtype)
