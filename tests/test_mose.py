@@ -8,6 +8,7 @@ import torch
 from ambiseg import MaskDistribution, MoSE, overlap, transport
 from ambiseg.methods.grouping import merge_alike
 from ambiseg.nn import Adapter, UNet
+from ambiseg.regions import partition
 
 # -- size ----------------------------------------------------------------------------------------------------
 
@@ -175,6 +176,13 @@ def test_merges_follow_chains_in_any_order():
     assert merge_alike(long_chain, 2, 0.79).tolist() == [[0] * 9]
 
 
+def test_experts_are_compared_where_pixels_count():
+    modes = strip(4, 12)
+    seen = (torch.arange(12) < 4)[None, None]  # where both say the same
+    assert merge_alike(modes, 2, 0.9).tolist() == [[0, 1]]
+    assert merge_alike(modes, 2, 0.9, seen).tolist() == [[0, 0]]
+
+
 def test_merged_experts_share_one_target():
     """Two experts that say the same: which of them is nearest is a coin toss that must not move the gate."""
     model = small(cost="ce", experts=2, samples=1, latent=1, stochastic=False, group_threshold=0.9).eval()
@@ -192,6 +200,37 @@ def test_grouping_reaches_the_plain_path_too():
     fused, plain = (small(cost=c, group_threshold=0.2) for c in ("ce", overlap.ce_cost))
     values = [m.eval().loss(images, annotations, generator=torch.Generator().manual_seed(2)) for m in (fused, plain)]
     assert values[0]["kl"].item() == pytest.approx(values[1]["kl"].item())
+
+
+@pytest.mark.parametrize("cost", ["iou", "ce", overlap.iou_cost])
+def test_mixed_precision_may_enclose_backward_and_end_before_sampling(cost):
+    torch.manual_seed(0)
+    model = MoSE(1, 2, backbone=UNet(1, (4, 8)), cost=cost)
+    images, annotations = torch.randn(2, 1, 8, 8), torch.randint(2, (2, 3, 8, 8))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model.loss(images, annotations)["total"].backward()
+        predictive = model.predict(images)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert predictive.sample(3).labels.shape == (2, 3, 8, 8)
+
+
+@pytest.mark.parametrize("settings", [{"expert_weights": "uniform"}, {"form": "gumbel"}, {}])
+def test_half_precision_models_run(settings):
+    model = MoSE(1, 2, experts=3, backbone=UNet(1, (4, 8)), **settings).bfloat16()
+    images = torch.randn(2, 1, 8, 8, dtype=torch.bfloat16)
+    model.loss(images, torch.randint(2, (2, 3, 8, 8)))["total"].backward()
+    assert model.predict(images).compact(2).count == 6
+
+
+def test_ready_made_regions_are_used_and_checked():
+    model = small().eval()
+    images, annotations = batch()
+    regions = partition(annotations, 3)
+    g = torch.Generator()
+    with_them = model.loss(images, annotations, regions=regions, generator=g.manual_seed(0))["total"]
+    assert with_them.item() == model.loss(images, annotations, generator=g.manual_seed(0))["total"].item()
+    with pytest.raises(ValueError, match="regions must be those of the 3 annotations of 64 pixels"):
+        model.loss(images, annotations, regions=partition(annotations.labels[:, :1], 3))
 
 
 # -- predictions ---------------------------------------------------------------------------------------------
@@ -246,24 +285,29 @@ EDGE_CASES: dict[str, dict[str, Any]] = {
     "gumbel": {"form": "gumbel"},
     "all pairs": {"objective": "all-pairs"},
     "ce": {"cost": "ce"},
-    "early noise": {"backbone": UNet(1, (4, 8, 8), inject_level=0.5, gate_level=0.5)},
-    "foreign network": {"backbone": Adapter(torch.nn.Conv2d(1, 6, 3, padding=1), dense=6)},
+    "early noise": {"backbone": lambda: UNet(1, (4, 8, 8), inject_level=0.5, gate_level=0.5)},
+    "foreign network": {"backbone": lambda: Adapter(torch.nn.Conv2d(1, 6, 3, padding=1), dense=6)},
 }
 
 
 @pytest.mark.parametrize("name", EDGE_CASES)
-@pytest.mark.parametrize("kind", ["readers", "one annotation", "all empty", "all void", "batch of one"])
+@pytest.mark.parametrize("kind", ["readers", "one annotation", "all empty", "one void", "all void", "batch of one"])
 def test_trains_without_nan(name, kind):
     torch.manual_seed(0)
-    settings = {"experts": 3, "samples": 2, "backbone": UNet(1, (4, 8)), **EDGE_CASES[name]}
-    model = MoSE(1, 2, **settings)
+    settings = {"experts": 3, "samples": 2, "backbone": lambda: UNet(1, (4, 8)), **EDGE_CASES[name]}
+    model = MoSE(1, 2, **{**settings, "backbone": settings["backbone"]()})
+    if name == "duplicate experts":
+        with torch.no_grad():
+            model.experts.mean[1:] = model.experts.mean[0]
     images, labels, valid = torch.randn(3, 1, 8, 8), torch.randint(2, (3, 4, 8, 8)), torch.ones(3, 8, 8).bool()
     if kind == "one annotation":
         labels = labels[:, :1]
     elif kind == "all empty":
         labels = torch.zeros_like(labels)
-    elif kind == "all void":
+    elif kind == "one void":
         valid[0] = False
+    elif kind == "all void":
+        valid[:] = False
     elif kind == "batch of one":
         images, labels, valid = images[:1], labels[:1], valid[:1]
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)

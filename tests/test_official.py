@@ -130,9 +130,19 @@ def test_other_files_are_named_and_nothing_in_them_runs(tmp_path, capsys):
         "unknown": (lambda: torch.save({**good, "extra.weight": torch.ones(1)}, path), "unexpected extra.weight"),
         "wrong shape": (
             lambda: torch.save({**good, "fuse.scale.bias": torch.ones(9)}, path),
-            r"shape \[9\], expected \[4\]",
+            r"\[9\], expected floats \[4\]",
         ),
     }
+    first = "layers.convolution.0.convolution.0.weight"
+    changes = {
+        "transposed": ({first: good[first].transpose(0, 1)}, r"\[6, 4, 1, 1\], expected floats \[4, 6\]"),
+        "a gate with a bias": ({"gating.fc_layer.4.bias": torch.ones(3)}, "unexpected gating.fc_layer.4.bias"),
+        "flat mu": ({"mu": torch.ones(3)}, "mu must be 2-dimensional floats"),
+        "complex mu": ({"mu": torch.ones(3, 2, dtype=torch.complex64)}, "found torch.complex64"),
+        "no classes": ({"last_layer.weight": torch.tensor(1.0)}, "last_layer.weight must be 4-dimensional"),
+    }
+    for name, (change, message) in changes.items():
+        cases[name] = (lambda change=change: torch.save({**good, **change}, path), message)
     for name, (write, message) in cases.items():
         write()
         with pytest.raises(ValueError, match=message) as caught:

@@ -98,6 +98,14 @@ def test_gradcheck_in_double_precision(C, log):
     assert torch.autograd.gradcheck(lambda *ts: pixel_logits(*rebuild(*ts), tile=2), tensors)
 
 
+def test_more_regions_than_pixels_in_a_tile():
+    head, dense, latents, _ = problem(10, B=2, size=(12, 12))
+    annotations = MaskDistribution(torch.randint(3, (2, 6, 12, 12)))  # nearly every pixel a region of its own
+    for log in (False, True):
+        fused = region_sums(as_rows(dense), head.fold(latents), partition(annotations, 3), log=log, tile=10)[0]
+        assert torch.allclose(fused, plain_sums(head, dense, latents, annotations, log))
+
+
 def test_float32_agrees_to_1e_5():
     head, dense, latents, annotations = problem(3, F=32, hidden=32, N=8, size=(16, 16), dtype=torch.float32)
     regions = partition(annotations, 3)
@@ -155,7 +163,7 @@ def test_logits_never_exist_in_training():
     assert max(kept) < 16 * 8 * 32 * 32 / 4
 
 
-def test_the_plain_path_exports_and_compiles_without_the_fused_functions():
+def test_the_plain_path_exports_without_the_fused_functions():
     head, dense, latents, _ = problem(8, dtype=torch.float32)
     exported = torch.export.export(head, (dense, latents))
     assert torch.allclose(exported.module()(dense, latents), head(dense, latents), atol=1e-5)

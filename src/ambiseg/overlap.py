@@ -245,16 +245,21 @@ def _prepare(logits: Tensor, annotations: Masks, regions: Regions | None) -> tup
         raise ValueError(f"logits must hold at least one sample, class and pixel, found shape {list(logits.shape)}")
     _same(len(annotations), logits.shape[0], "images", "annotations", "logits")
     _same(tuple(annotations.spatial), tuple(logits.shape[3:]), "size", "annotations", "logits")
+    return annotations, regions_of(annotations, logits.shape[2], regions)
+
+
+# -- checks shared with the metrics and methods --------------------------------------------------------------
+
+
+def regions_of(annotations: MaskDistribution, classes: int, regions: Regions | None) -> Regions:
+    """The annotations' regions: those given, if they can be theirs, or newly made."""
     if regions is None:
-        return annotations, partition(annotations, logits.shape[2])
+        return partition(annotations, classes)
     found = (regions.labels.shape[1], regions.index.shape[1])
     if found != (annotations.count, annotations.spatial.numel()) or len(regions.index) != len(annotations):
         expected = f"{annotations.count} annotations of {annotations.spatial.numel()} pixels"
         raise ValueError(f"regions must be those of the {expected}, found {found[0]} of {found[1]}")
-    return annotations, regions
-
-
-# -- checks shared with the metrics --------------------------------------------------------------------------
+    return regions
 
 
 def compatible(a: Masks, b: Masks) -> tuple[MaskDistribution, MaskDistribution]:

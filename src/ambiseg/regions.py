@@ -64,7 +64,7 @@ class Regions:
 
 def add_rows(sums: Tensor, index: Tensor, rows: Tensor) -> None:
     """sums[index[i]] += rows[i].  On a GPU thousands of rows would queue for the same few sums; a product does not."""
-    if _scatters(rows):
+    if _scatters(rows) or len(sums) > 2**10:
         sums.index_add_(0, index, rows)
     else:
         sums.addmm_(torch.nn.functional.one_hot(index, len(sums)).t().to(rows.dtype), rows)

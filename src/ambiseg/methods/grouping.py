@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ambiseg.masks import MaskDistribution
 from ambiseg.overlap import pairwise_iou
 
 
 @torch.no_grad()
-def merge_alike(modes: Tensor, classes: int, threshold: float) -> Tensor:
+def merge_alike(modes: Tensor, classes: int, threshold: float, valid: Tensor | None = None) -> Tensor:
     """Group the experts of each image whose mean outputs overlap:  IoU(s^k, s^k′) ≥ threshold.
 
     Merging is transitive: when k is like k′ and k′ like k″, all three are one group, in whatever order they come.
@@ -19,6 +20,7 @@ def merge_alike(modes: Tensor, classes: int, threshold: float) -> Tensor:
         classes: C; IoU is averaged over the foreground classes that either expert predicts. Two experts that
             both predict background only are alike.
         threshold: G₀.
+        valid: ``[B, *spatial]`` bool; experts are compared where it holds.
 
     Returns:
         ``[B, K]``: the smallest index among the experts of the same group.
@@ -27,7 +29,8 @@ def merge_alike(modes: Tensor, classes: int, threshold: float) -> Tensor:
     >>> merge_alike(modes, classes=2, threshold=0.6)     # .75 and .67 are alike, and so all three are one group
     tensor([[0, 0, 0, 3]])
     """
-    iou = pairwise_iou(modes, modes, range(1, classes), "skip").nan_to_num(nan=1.0)
+    masks = MaskDistribution(modes, valid=valid)
+    iou = pairwise_iou(masks, masks, range(1, classes), "skip").nan_to_num(nan=1.0)
     alike = (iou >= threshold).float()
     reach = 1
     while reach < modes.shape[1]:  # each squaring doubles the length of the chains followed

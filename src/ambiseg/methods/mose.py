@@ -15,8 +15,8 @@ from ambiseg.methods.base import Method, Predictive, evaluation
 from ambiseg.methods.grouping import merge_alike
 from ambiseg.nn import Backbone, DeepLabV3Plus, Experts, Features, Gate, PixelHead, ReleasedHead, UNet, unet
 from ambiseg.nn.pixelhead import Folded, as_rows, draw_masks, mean_softmax, pixel_logits, region_sums
-from ambiseg.overlap import COSTS, Cost, ce_from_sums, iou_from_sums
-from ambiseg.regions import Regions, partition
+from ambiseg.overlap import COSTS, Cost, ce_from_sums, iou_from_sums, regions_of
+from ambiseg.regions import Regions
 from ambiseg.transport import Solver, couple, optimal_plan, relaxed_objective
 
 BACKBONES = {
@@ -194,7 +194,7 @@ class MoSE(Method):
             transport, kl = (plan * cost).sum((1, 2)), torch.zeros_like(cost[:, 0, 0])
         else:
             plan = couple(cost, v, self.capacity if capacity is None else capacity, self.solver)
-            groups = merge_alike(modes, self.classes, threshold) if modes is not None else None
+            groups = None if modes is None else merge_alike(modes, self.classes, threshold, annotations.valid)
             if groups is not None:
                 groups = groups.repeat_interleave(cost.shape[1] // self.experts.count, 1)
             terms = relaxed_objective(
@@ -217,7 +217,7 @@ class MoSE(Method):
         noise = -noise.exponential_(generator=generator).clamp_min(torch.finfo(pi.dtype).tiny).log()
         soft = ((pi.clamp_min(torch.finfo(pi.dtype).tiny).log()[:, None] + noise) / self.temperature).softmax(2)
         hard = torch.zeros_like(soft).scatter_(2, soft.argmax(2, keepdim=True), 1.0)
-        choice = hard + soft - soft.detach()
+        choice = (hard + soft - soft.detach()).to(self.experts.mean.dtype)
         latents = self.experts.noisy(choice @ self.experts.mean, choice @ self.experts.sigma, generator)
         return _Drawn(latents, torch.full_like(soft[..., 0], 1 / (K * samples)))
 
@@ -237,7 +237,7 @@ class MoSE(Method):
                     f"expected annotations of {len(latents)} images of {list(predictive.size)} like the images, "
                     f"found {len(annotations)} of {list(annotations.spatial)}"
                 )
-            regions = partition(annotations, self.classes) if regions is None else regions
+            regions = regions_of(annotations, self.classes, regions)
             sums, modes = region_sums(*predictive._folded(latents), regions, log=self.cost == "ce", experts=experts)
             said = regions.one_hot(self.classes, sums.dtype)
             if self.cost == "ce":
@@ -264,7 +264,8 @@ class MoSEPredictive(Predictive):
         expert_weights: π ``[B, K]``.
         features: of the backbone.
         size: (H, W) of the images.
-        training: the mode it was made in, which what is left to compute keeps.
+        training: the mode it was made in. Made in evaluation, it stays there whatever the model does afterwards;
+            made in training, what is left to compute follows the model.
     """
 
     model: MoSE
@@ -334,7 +335,7 @@ class MoSEPredictive(Predictive):
         return latents, (self.expert_weights / per_expert).repeat_interleave(per_expert, 1)
 
     def _equal(self, n: int) -> Tensor:
-        return torch.full((len(self.expert_weights), n), 1 / n, device=self.expert_weights.device)
+        return torch.full_like(self.expert_weights[:, :1], 1 / n).detach().expand(-1, n)
 
     def _masks(self, latents: Tensor, weights: Tensor | None) -> MaskDistribution:
         mass = self._equal(latents.shape[1]) if weights is None else weights

@@ -36,7 +36,7 @@ def load_official(path: str | os.PathLike[str]) -> MoSE:
     state = {str(key).removeprefix("module."): value for key, value in state.items()}
     try:
         return _build(state)
-    except ValueError as error:
+    except (ValueError, IndexError) as error:
         raise ValueError(f"{name}: not a checkpoint of the released MoSE: {error}") from None
 
 
@@ -45,6 +45,11 @@ def _build(state: dict[str, Tensor]) -> MoSE:
     if missing:
         found = ", ".join(sorted({key.split(".")[0] for key in state})[:8]) or "nothing"
         raise ValueError(f"expected {', '.join(missing)}, found parts {found}")
+    for key, rank in (("mu", 2), ("log_sigma", 2), ("last_layer.weight", 4)):
+        if state[key].ndim != rank or not state[key].is_floating_point():
+            raise ValueError(
+                f"{key} must be {rank}-dimensional floats, found {state[key].dtype} {list(state[key].shape)}"
+            )
     K, L = state["mu"].shape
     backbone = unet.from_official({k: v for k, v in state.items() if k.startswith("backbone.")})
     model = MoSE(
@@ -60,7 +65,8 @@ def _build(state: dict[str, Tensor]) -> MoSE:
     parts = {"weight": "weight", "bias": "bias"}
     norm_parts = {**parts, "running_mean": "running_mean", "running_var": "running_var"}
     layers = [
-        *((f"gating.fc_layer.{i}", f"gate.layers.{i}", parts) for i in (0, 2, 4)),
+        *((f"gating.fc_layer.{i}", f"gate.layers.{i}", parts) for i in (0, 2)),
+        ("gating.fc_layer.4", "gate.layers.4", {"weight": "weight"}),
         ("fuse.residual", "head.shift", parts),
         ("fuse.scale", "head.scale", parts),
         ("fuse.last_layer", "head.project", parts),
@@ -78,8 +84,8 @@ def _build(state: dict[str, Tensor]) -> MoSE:
     own = model.state_dict()
     for theirs, value in rest.items():
         target = own[names[theirs]]
-        if value.numel() != target.numel():
-            raise ValueError(f"{theirs} has shape {list(value.shape)}, expected {list(target.shape)}")
+        if tuple(value.shape) not in (tuple(target.shape), (*target.shape, 1, 1)) or not value.is_floating_point():
+            raise ValueError(f"{theirs} is {value.dtype} {list(value.shape)}, expected floats {list(target.shape)}")
         own[names[theirs]] = value.reshape(target.shape)  # their 1×1 convolutions are our linear layers
     absent = sorted(k for k, ours in names.items() if k not in rest and ours in own)
     if absent:

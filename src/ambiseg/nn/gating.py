@@ -48,6 +48,7 @@ class Gate(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """``[B, G, h, w] -> [B, K]``, in float32 at least: weights are compared with logarithms."""
         if self.fixed is not None:
-            return self.fixed.expand(len(features), -1)
+            fixed = self.fixed.to(torch.promote_types(self.fixed.dtype, torch.float32))  # a cast of the model rounds it
+            return (fixed / fixed.sum()).expand(len(features), -1)
         logits = self.layers(features.mean((2, 3)))
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(1)

@@ -154,16 +154,19 @@ def region_sums(
 @torch.no_grad()
 def draw_masks(rows: Tensor, head: Folded, weights: Tensor, tile: int | None = None) -> tuple[Tensor, Tensor]:
     """Label maps ``[B, N, P]`` (uint8 up to 256 classes) and the weighted mean of the softmax ``[B, C, P]``."""
-    return _forward_only(rows, head, weights, tile, masks=True)
+    with full_precision(rows):
+        return _forward_only(rows, head, weights, tile, masks=True)
 
 
 @torch.no_grad()
 def mean_softmax(rows: Tensor, head: Folded, weights: Tensor, tile: int | None = None) -> Tensor:
     """The weighted mean over samples of the softmax, ``[B, C, P]``, holding one tile of logits at a time."""
-    return _forward_only(rows, head, weights, tile, masks=False)[1]
+    with full_precision(rows):
+        return _forward_only(rows, head, weights, tile, masks=False)[1]
 
 
 def _forward_only(rows: Tensor, head: Folded, weights: Tensor, tile: int | None, masks: bool) -> tuple[Tensor, Tensor]:
+    rows, head = _unflatten(_full(rows, head))
     B, P, _ = rows.shape
     N, dtype = head.weight.shape[1], _label_dtype(head.classes)
     head, weights = _margin(head), weights.to(rows.dtype)
@@ -287,10 +290,15 @@ def _active(grad: Tensor) -> Tensor | None:
 
 def _apply(function: Any, rows: Tensor, head: Folded, settings: Any, tile: int | None) -> Any:
     """Call an autograd function with the tensors flattened, outside autocast: these sums need full precision."""
-    tensors = (rows, head.weight, head.bias, *(t for pair in head.rest for t in pair))
     with full_precision(rows):
-        dtype = torch.promote_types(rows.dtype, torch.float32)
-        return function.apply(settings, tile, *(t.to(dtype) for t in tensors))
+        return function.apply(settings, tile, *_full(rows, head))
+
+
+def _full(rows: Tensor, head: Folded) -> tuple[Tensor, ...]:
+    """All tensors in one row and one type, float32 at least."""
+    tensors = (rows, head.weight, head.bias, *(t for pair in head.rest for t in pair))
+    dtype = torch.promote_types(rows.dtype, torch.float32)
+    return tuple(t.to(dtype) for t in tensors)
 
 
 def _unflatten(tensors: Sequence[Tensor]) -> tuple[Tensor, Folded]:
@@ -320,7 +328,8 @@ class _PixelLogits(torch.autograd.Function):
             def gradient(some: slice, logits: Tensor, grad: Tensor = grads[0][b]) -> Tensor:
                 return grad[:, :, some].permute(2, 0, 1).reshape(logits.shape)
 
-            total.image(b, x, None, gradient, ctx.tile)
+            with full_precision(rows):  # backward may be called under autocast too
+                total.image(b, x, None, gradient, ctx.tile)
         return (None, None, *total.gradients())
 
 
@@ -340,9 +349,7 @@ class _RegionSums(torch.autograd.Function):
         for b, some, layers in _tiles(rows, head, tile):
             scores = layers(rows[b, some])[-1]
             values = scores.log_softmax(1) if log else _probs(scores)
-            tile_sums = rows.new_zeros(U + 1, N * C)  # added up tile by tile, so that rounding does not
-            add_rows(tile_sums, index[b, some], values.view(-1, N * C))
-            sums[b] += tile_sums
+            _add_tile(sums[b], index[b, some], values.view(-1, N * C))
             if experts:
                 probs = (values.exp() if log else values).view(-1, experts, N // experts, C).mean(2)
                 labels[b, some] = (probs[..., 0] > 0.5 if C == 1 else probs.argmax(2)).to(dtype)
@@ -378,8 +385,22 @@ class _RegionSums(torch.autograd.Function):
                     return pixel.addcmul_(probs, of_sum.index_select(0, region).view(-1, 1), value=-1)
                 return pixel.sub_((probs * pixel).sum(1, keepdim=True)).mul_(probs)  # d softmax: p (g − Σ_c p g)
 
-            total.image(b, x, active, gradient, tile)
+            with full_precision(rows):
+                total.image(b, x, active, gradient, tile)
         if margin:  # the margin was layer 1 − layer 0
             w, a = total.rest[-1]
             total.rest[-1] = torch.cat([-w, w]), torch.cat([-a, a])
         return (None, None, *total.gradients())
+
+
+def _add_tile(sums: Tensor, index: Tensor, rows: Tensor) -> None:
+    """sums[index[i]] += rows[i], added up within the tile first, so that rounding does not add up with it."""
+    if rows.is_cpu and len(sums) > len(rows):  # more regions than pixels: look only at those that occur here
+        used, index = index.unique(return_inverse=True)
+        part = rows.new_zeros(len(used), rows.shape[1])
+        add_rows(part, index, rows)
+        sums.index_add_(0, used, part.to(sums.dtype))
+    else:
+        part = torch.zeros_like(sums, dtype=rows.dtype)
+        add_rows(part, index, rows)
+        sums += part
