@@ -7,7 +7,7 @@ import torch
 
 from ambiseg import MaskDistribution, MoSE, overlap, transport
 from ambiseg.methods.grouping import merge_alike
-from ambiseg.nn import Adapter, UNet
+from ambiseg.nn import Adapter, UNet, pixelhead
 from ambiseg.regions import partition
 
 # -- size ----------------------------------------------------------------------------------------------------
@@ -257,6 +257,23 @@ def test_masks_and_marginals_are_those_of_the_logits(settings):
         predictive.sample(0)
     with pytest.raises(ValueError, match="at least one sample an expert, found 0"):
         predictive.compact(0)
+
+
+def test_predictions_keep_to_a_memory_budget(monkeypatch):
+    images = batch()[0]
+    expected = small().predict(images).compact(4, torch.Generator().manual_seed(0))
+    sizes = []
+    tiles = pixelhead._tiles
+
+    def spied(rows, head, tile):
+        for b, some, layers in tiles(rows, head, tile):
+            sizes.append(rows[b, some].shape[0] * head.weight.shape[1])
+            yield b, some, layers
+
+    monkeypatch.setattr(pixelhead, "_tiles", spied)
+    found = small(memory_budget=100_000).predict(images).compact(4, torch.Generator().manual_seed(0))
+    assert torch.equal(found.labels, expected.labels)
+    assert max(sizes) * (32 + 32 + 3) * 4 <= 100_000 < 64 * 12 * (32 + 32 + 3) * 4  # less than the image at once
 
 
 def test_both_forms_have_the_same_expectation():

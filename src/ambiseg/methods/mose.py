@@ -68,6 +68,8 @@ class MoSE(Method):
         temperature: of the Gumbel-softmax.
         group_threshold: G₀. Below 1, experts whose mean outputs overlap at least this much share one KL target (soft
             gradients, Algorithm 2).
+        memory_budget: bytes that hidden layers and logits of a prediction may take at a time; chosen by device when
+            ``None``. What is predicted does not depend on it.
 
     >>> model = MoSE(in_channels=1, classes=2, backbone="unet-light")
     >>> masks = model.predict(torch.rand(1, 1, 64, 64)).compact(per_expert=2)
@@ -101,6 +103,7 @@ class MoSE(Method):
         form: Literal["weighted", "gumbel"] = "weighted",
         temperature: float = 1.0,
         group_threshold: float = 1.0,
+        memory_budget: int | None = None,
     ) -> None:
         super().__init__()
         for name, value, allowed in (
@@ -121,7 +124,7 @@ class MoSE(Method):
         self.solver: Solver = solver
         self.kl: Literal["paper", "released"] = kl
         self.objective, self.form, self.temperature = objective, form, temperature
-        self.group_threshold = group_threshold
+        self.group_threshold, self.memory_budget = group_threshold, memory_budget
         self.backbone = _build(backbone, in_channels, gate_level, inject_level)
         self.experts = Experts(experts, latent, stochastic, diagonal)
         self.gate = Gate(self.backbone.gate_channels, experts, expert_weights)
@@ -304,19 +307,26 @@ class MoSEPredictive(Predictive):
             assert per_expert is not None
             latents, weights = self._weighted(per_expert, generator)
         if self.tiled:
-            return mean_softmax(*self._folded(latents), weights).unflatten(2, self.size)
+            return mean_softmax(*self._folded(latents), weights, self._tile(latents)).unflatten(2, self.size)
         return self._one_by_one(latents, weights)[1]
 
     def logits(self, latents: Tensor) -> Tensor:
         """Logits of given latent codes, differentiable:  ``[B, N, L] -> [B, N, C, H, W]``."""
         if self.tiled:
-            return pixel_logits(*self._folded(latents)).unflatten(3, self.size)
+            return pixel_logits(*self._folded(latents), self._tile(latents)).unflatten(3, self.size)
         with self._mode():
             maps = self.model.head.modulate(self.features.dense, latents)
             if self.features.skips:
                 finished = self.model.backbone.finish(maps.flatten(0, 1), self.features, self.size)
                 maps = finished.unflatten(0, latents.shape[:2])
             return self.model.head.classify(maps)
+
+    def _tile(self, latents: Tensor) -> int | None:
+        """Pixels at a time whose hidden rows and logits, of all samples and in float32, fit the model's budget."""
+        if self.model.memory_budget is None:
+            return None
+        widths = sum(layer.out_features for layer in self.model.head.modules() if isinstance(layer, nn.Linear))
+        return max(1, self.model.memory_budget // (4 * latents.shape[1] * widths))
 
     def _folded(self, latents: Tensor) -> tuple[Tensor, Folded]:
         with self._mode():
@@ -340,7 +350,8 @@ class MoSEPredictive(Predictive):
     def _masks(self, latents: Tensor, weights: Tensor | None) -> MaskDistribution:
         mass = self._equal(latents.shape[1]) if weights is None else weights
         if self.tiled:
-            labels, marginal = (x.unflatten(2, self.size) for x in draw_masks(*self._folded(latents), mass))
+            drawn = draw_masks(*self._folded(latents), mass, self._tile(latents))
+            labels, marginal = (x.unflatten(2, self.size) for x in drawn)
         else:
             labels, marginal = self._one_by_one(latents, mass)
         return MaskDistribution(labels, weights, marginal=marginal)
