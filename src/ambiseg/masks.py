@@ -313,6 +313,11 @@ def exact(x: Tensor) -> Tensor:
     return x.float() if x.device.type == "mps" else x.double()
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """``x`` as it is, or in float32 where it is of half precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def _expect(x: Tensor, name: str, shape: tuple[int, ...], floating: bool = False, dtype: torch.dtype | None = None):
     if tuple(x.shape) != shape:
         raise ValueError(f"{name} must have shape {list(shape)} to fit the labels, found {list(x.shape)}")

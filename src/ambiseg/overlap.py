@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ambiseg.masks import MaskDistribution, Masks, as_masks, exact
+from ambiseg.masks import MaskDistribution, Masks, as_masks, at_least_float32, exact
 from ambiseg.regions import Regions, partition
 
 Absent: TypeAlias = Literal["agree", "skip"]
@@ -174,7 +174,7 @@ def iou_cost(
     if not chosen:
         raise ValueError("iou_cost needs at least one foreground class, found a single class")
     with full_precision(logits):
-        logits = _at_least_float32(logits)
+        logits = at_least_float32(logits)
         samples = (logits if probs else logits.softmax(2))[:, :, chosen].flatten(3)
         said = regions.one_hot(C, samples.dtype)[:, :, chosen]
         return iou_from_sums(regions.sum(samples), said, regions, smooth)
@@ -195,7 +195,7 @@ def ce_cost(logits: Tensor, annotations: Masks, *, probs: bool = False, regions:
     """
     annotations, regions = _prepare(logits, annotations, regions)
     with full_precision(logits):
-        logits = _at_least_float32(logits)
+        logits = at_least_float32(logits)
         log_probs = logits.clamp_min(torch.finfo(logits.dtype).tiny).log() if probs else logits.log_softmax(2)
         log_probs = log_probs.clamp_min(-1e30)  # a class ruled out by −∞ must not turn 0 · ∞ into nan
         said = regions.one_hot(logits.shape[2], log_probs.dtype)
@@ -226,10 +226,6 @@ COSTS: dict[str, Cost] = {"iou": iou_cost, "ce": ce_cost}
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """No autocast: sums over thousands of pixels overflow half precision and lose the digits that couplings compare."""
     return torch.autocast(x.device.type, enabled=False)
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _prepare(logits: Tensor, annotations: Masks, regions: Regions | None) -> tuple[MaskDistribution, Regions]:

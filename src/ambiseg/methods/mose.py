@@ -14,7 +14,7 @@ from ambiseg.masks import MaskDistribution, Masks, as_masks
 from ambiseg.methods.base import Method, Predictive, evaluation
 from ambiseg.methods.grouping import merge_alike
 from ambiseg.nn import Backbone, DeepLabV3Plus, Experts, Features, Gate, PixelHead, ReleasedHead, UNet, unet
-from ambiseg.nn.pixelhead import Folded, as_rows, draw_masks, mean_softmax, pixel_logits, region_sums
+from ambiseg.nn.pixelhead import Folded, as_rows, draw_masks, label_dtype, mean_softmax, pixel_logits, region_sums
 from ambiseg.overlap import COSTS, Cost, ce_from_sums, iou_from_sums, regions_of
 from ambiseg.regions import Regions
 from ambiseg.transport import Solver, couple, optimal_plan, relaxed_objective
@@ -213,8 +213,7 @@ class MoSE(Method):
     def _draw(self, predictive: MoSEPredictive, samples: int, generator: torch.Generator | None) -> _Drawn:
         pi, K = predictive.expert_weights, self.experts.count
         if self.form == "weighted":
-            latents = self.experts.each(len(pi), samples, generator)
-            return _Drawn(latents, (pi / samples).repeat_interleave(samples, 1))
+            return _Drawn(*predictive._weighted(samples, generator))
         # A straight-through one-hot choice of expert for each of K·S samples: forward a draw, backward its softmax.
         noise = torch.empty(len(pi), K * samples, K, device=pi.device, dtype=pi.dtype)
         noise = -noise.exponential_(generator=generator).clamp_min(torch.finfo(pi.dtype).tiny).log()
@@ -249,9 +248,9 @@ class MoSE(Method):
                 cost = iou_from_sums(sums[:, :, 1:], said[:, :, 1:], regions)
             return cost, None if modes is None else modes.unflatten(2, predictive.size)
         logits = predictive.logits(latents)
-        cost = COSTS[self.cost](logits, annotations, regions=regions) if isinstance(self.cost, str) else None
-        if cost is None:
-            assert callable(self.cost)
+        if isinstance(self.cost, str):
+            cost = COSTS[self.cost](logits, annotations, regions=regions)
+        else:
             cost = self.cost(logits, annotations)
         if experts is None:
             return cost, None
@@ -307,13 +306,15 @@ class MoSEPredictive(Predictive):
             assert per_expert is not None
             latents, weights = self._weighted(per_expert, generator)
         if self.tiled:
-            return mean_softmax(*self._folded(latents), weights, self._tile(latents)).unflatten(2, self.size)
+            rows, head = self._folded(latents)
+            return mean_softmax(rows, head, weights, self._tile(head)).unflatten(2, self.size)
         return self._one_by_one(latents, weights)[1]
 
     def logits(self, latents: Tensor) -> Tensor:
         """Logits of given latent codes, differentiable:  ``[B, N, L] -> [B, N, C, H, W]``."""
         if self.tiled:
-            return pixel_logits(*self._folded(latents), self._tile(latents)).unflatten(3, self.size)
+            rows, head = self._folded(latents)
+            return pixel_logits(rows, head, self._tile(head)).unflatten(3, self.size)
         with self._mode():
             maps = self.model.head.modulate(self.features.dense, latents)
             if self.features.skips:
@@ -321,12 +322,13 @@ class MoSEPredictive(Predictive):
                 maps = finished.unflatten(0, latents.shape[:2])
             return self.model.head.classify(maps)
 
-    def _tile(self, latents: Tensor) -> int | None:
+    def _tile(self, head: Folded) -> int | None:
         """Pixels at a time whose hidden rows and logits, of all samples and in float32, fit the model's budget."""
         if self.model.memory_budget is None:
             return None
-        widths = sum(layer.out_features for layer in self.model.head.modules() if isinstance(layer, nn.Linear))
-        return max(1, self.model.memory_budget // (4 * latents.shape[1] * widths))
+        _, samples, hidden = head.bias.shape
+        widths = hidden + sum(len(bias) for _, bias in head.rest)
+        return max(1, self.model.memory_budget // (4 * samples * widths))
 
     def _folded(self, latents: Tensor) -> tuple[Tensor, Folded]:
         with self._mode():
@@ -350,8 +352,8 @@ class MoSEPredictive(Predictive):
     def _masks(self, latents: Tensor, weights: Tensor | None) -> MaskDistribution:
         mass = self._equal(latents.shape[1]) if weights is None else weights
         if self.tiled:
-            drawn = draw_masks(*self._folded(latents), mass, self._tile(latents))
-            labels, marginal = (x.unflatten(2, self.size) for x in drawn)
+            rows, head = self._folded(latents)
+            labels, marginal = (x.unflatten(2, self.size) for x in draw_masks(rows, head, mass, self._tile(head)))
         else:
             labels, marginal = self._one_by_one(latents, mass)
         return MaskDistribution(labels, weights, marginal=marginal)
@@ -365,7 +367,7 @@ class MoSEPredictive(Predictive):
             marginal = marginal + weights[:, i, None, None, None] * logits.softmax(1)
             labels.append(logits.argmax(1))
         stacked = torch.stack(labels, 1)
-        return stacked.to(torch.uint8) if self.model.classes <= 256 else stacked, marginal
+        return stacked.to(label_dtype(self.model.classes)), marginal
 
 
 def _build(backbone: str | Backbone, channels: int, gate_level: float, inject_level: float) -> Backbone:

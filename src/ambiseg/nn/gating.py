@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ambiseg.masks import at_least_float32
+
 
 class Gate(nn.Module):
     """π(x) = softmax(MLP(average pool of the backbone's features)), three layers, the paper's gating network.
@@ -48,7 +50,6 @@ class Gate(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """``[B, G, h, w] -> [B, K]``, in float32 at least: weights are compared with logarithms."""
         if self.fixed is not None:
-            fixed = self.fixed.to(torch.promote_types(self.fixed.dtype, torch.float32))  # a cast of the model rounds it
+            fixed = at_least_float32(self.fixed)  # a cast of the model rounds it
             return (fixed / fixed.sum()).expand(len(features), -1)
-        logits = self.layers(features.mean((2, 3)))
-        return logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(1)
+        return at_least_float32(self.layers(features.mean((2, 3)))).softmax(1)

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ambiseg.masks import exact
+from ambiseg.masks import at_least_float32, exact
 from ambiseg.overlap import full_precision
 from ambiseg.regions import Regions, add_rows
 
@@ -168,7 +168,7 @@ def mean_softmax(rows: Tensor, head: Folded, weights: Tensor, tile: int | None =
 def _forward_only(rows: Tensor, head: Folded, weights: Tensor, tile: int | None, masks: bool) -> tuple[Tensor, Tensor]:
     rows, head = _unflatten(_full(rows, head))
     B, P, _ = rows.shape
-    N, dtype = head.weight.shape[1], _label_dtype(head.classes)
+    N, dtype = head.weight.shape[1], label_dtype(head.classes)
     head, weights = _margin(head), weights.to(rows.dtype)
     C = head.classes
     labels = torch.empty(B, P, N if masks else 0, dtype=dtype, device=rows.device)
@@ -181,7 +181,8 @@ def _forward_only(rows: Tensor, head: Folded, weights: Tensor, tile: int | None,
     return labels.transpose(1, 2), _both(marginal, 1.0).transpose(1, 2)
 
 
-def _label_dtype(classes: int) -> torch.dtype:
+def label_dtype(classes: int) -> torch.dtype:
+    """The smallest type that this project keeps label maps of so many classes in."""
     return torch.uint8 if classes <= 256 else torch.int64
 
 
@@ -250,8 +251,12 @@ class _Backward:
     def image(self, b: int, x: Tensor, active: Tensor | None, gradient: Gradient, tile: int | None) -> None:
         """Take the gradient of one image's logits down through the layers, for the ``active`` samples alone.
 
-        ``gradient(pixels, logits)`` is that of a tile's logits, ``[T·N, C]``.
+        ``gradient(pixels, logits)`` is that of a tile's logits, ``[T·N, C]``. It may be called under autocast.
         """
+        with full_precision(x):
+            self._image(b, x, active, gradient, tile)
+
+    def _image(self, b: int, x: Tensor, active: Tensor | None, gradient: Gradient, tile: int | None) -> None:
         weight, bias = self.head.weight[b], self.head.bias[b]
         if active is not None:
             weight, bias = weight[active], bias[active]
@@ -296,9 +301,8 @@ def _apply(function: Any, rows: Tensor, head: Folded, settings: Any, tile: int |
 
 def _full(rows: Tensor, head: Folded) -> tuple[Tensor, ...]:
     """All tensors in one row and one type, float32 at least."""
-    tensors = (rows, head.weight, head.bias, *(t for pair in head.rest for t in pair))
-    dtype = torch.promote_types(rows.dtype, torch.float32)
-    return tuple(t.to(dtype) for t in tensors)
+    rows = at_least_float32(rows)
+    return (rows, *(t.to(rows.dtype) for t in (head.weight, head.bias, *(t for pair in head.rest for t in pair))))
 
 
 def _unflatten(tensors: Sequence[Tensor]) -> tuple[Tensor, Folded]:
@@ -328,8 +332,7 @@ class _PixelLogits(torch.autograd.Function):
             def gradient(some: slice, logits: Tensor, grad: Tensor = grads[0][b]) -> Tensor:
                 return grad[:, :, some].permute(2, 0, 1).reshape(logits.shape)
 
-            with full_precision(rows):  # backward may be called under autocast too
-                total.image(b, x, None, gradient, ctx.tile)
+            total.image(b, x, None, gradient, ctx.tile)
         return (None, None, *total.gradients())
 
 
@@ -341,7 +344,7 @@ class _RegionSums(torch.autograd.Function):
         ctx.settings = tile, log
         rows, head = _unflatten(tensors)
         B, U = size.shape
-        N, dtype = head.weight.shape[1], _label_dtype(head.classes)
+        N, dtype = head.weight.shape[1], label_dtype(head.classes)
         head = head if log else _margin(head)
         C = head.classes
         sums = exact(rows.new_zeros(B, U + 1, N * C))  # the last row takes void pixels
@@ -385,8 +388,7 @@ class _RegionSums(torch.autograd.Function):
                     return pixel.addcmul_(probs, of_sum.index_select(0, region).view(-1, 1), value=-1)
                 return pixel.sub_((probs * pixel).sum(1, keepdim=True)).mul_(probs)  # d softmax: p (g − Σ_c p g)
 
-            with full_precision(rows):
-                total.image(b, x, active, gradient, tile)
+            total.image(b, x, active, gradient, tile)
         if margin:  # the margin was layer 1 − layer 0
             w, a = total.rest[-1]
             total.rest[-1] = torch.cat([-w, w]), torch.cat([-a, a])
