@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from ambiseg.files import atomic_write
 
 _FORMAT = "ambiseg.MaskDistribution/1"
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32)
@@ -206,22 +206,11 @@ class MaskDistribution:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an ``.npz`` of plain arrays. The file appears whole or not at all."""
-        path = Path(path)
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"{path}: the folder {path.parent} does not exist")
         arrays = {k: v.detach().cpu() for k, v in self._tensors().items()}
         arrays = {k: (v.float() if v.dtype == torch.bfloat16 else v).numpy() for k, v in arrays.items()}
         arrays["format"] = np.array(_FORMAT)
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.savez_compressed(file, allow_pickle=False, **arrays)
-            os.umask(umask := os.umask(0))
-            os.chmod(draft, 0o666 & ~umask)  # mkstemp lets nobody else read it
-            os.replace(draft, path)
-        except BaseException:
-            os.unlink(draft)
-            raise
+        with atomic_write(path) as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> MaskDistribution:

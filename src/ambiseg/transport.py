@@ -18,6 +18,10 @@ Solver: TypeAlias = Literal["greedy", "exact", "released"]
 """How :func:`couple` solves the problem when a capacity below 1 makes it one."""
 
 
+class NotFiniteError(ValueError):
+    """A cost is nan or infinite, as when a network or an image holds such values."""
+
+
 def couple(cost: Tensor, weights: Tensor, capacity: float = 1.0, solver: Solver = "greedy") -> Tensor:
     """Move each annotation's mass onto samples at least cost:  min_P ⟨P, C⟩  s.t.  Pᵀ1 = v,  P1 ≤ capacity,  P ≥ 0.
 
@@ -210,6 +214,6 @@ def _check(cost: Tensor, weights: Tensor) -> None:
     if cost.is_cpu:  # on an accelerator, looking at a value would wait for the device in every training step
         if not cost.isfinite().all():
             b, i, j = (~cost.isfinite()).nonzero()[0].tolist()
-            value = float(cost[b, i, j])
-            raise ValueError(f"cost must be finite, found {value} for sample {i}, annotation {j} of image {b}")
+            value = float(cost[b, i, j].detach())
+            raise NotFiniteError(f"cost must be finite, found {value} for sample {i}, annotation {j} of image {b}")
         check_weights(weights)
