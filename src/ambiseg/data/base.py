@@ -169,6 +169,14 @@ class Cases(ABC):
     def __iter__(self) -> Iterator[Case]:
         return (self[i] for i in range(len(self)))
 
+    def state(self) -> str:
+        """A text that changes whenever the data do; a copy of the data made at another state is out of date.
+
+        Unless a data set knows something cheaper (times and sizes of its files, the settings that make it), this
+        reads everything.
+        """
+        return digest(self.title, *(self.digest(i) for i in range(len(self))))
+
     def image_digest(self, index: int) -> str:
         """A hash of one image's pixels: the same picture under another name has the same digest."""
         return digest(self[index].image)

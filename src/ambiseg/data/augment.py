@@ -1,0 +1,152 @@
+"""Random geometry and intensity for whole batches: one operation for an image and everything its readers drew."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Flip = Literal["none", "horizontal", "vertical", "both"]
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What may happen to a training image. Everything is off unless asked for, except flips.
+
+    Geometry is applied to the image (bilinear) and to its map of regions (nearest neighbour) at the same coordinates,
+    so annotations that agree in a pixel still do, and no class id appears that was not there.
+
+    Args:
+        flip: mirror along these axes, each with probability 1/2.
+        quarter_turns: turn by 0, 90, 180 or 270 degrees, equally likely; the window must be square.
+        rotate: turn by up to so many degrees either way, uniformly.
+        scale: magnify by a factor in this range, log-uniformly; 2 shows half as much at twice the size.
+        brightness: add up to so much either way, in units of the prepared image (after ``Intensity``).
+        contrast: multiply by exp(±contrast) about 0.
+        noise: add Gaussian noise whose standard deviation is drawn from [0, noise], one for each image.
+
+    >>> images, regions = torch.arange(4.0).view(1, 1, 2, 2), torch.arange(4).view(1, 2, 2)
+    >>> g = torch.Generator().manual_seed(0)
+    >>> turned, same = Augment(quarter_turns=True)(images, regions, g)
+    >>> torch.equal(turned[:, 0].long(), same)
+    True
+    """
+
+    flip: Flip = "both"
+    quarter_turns: bool = False
+    rotate: float = 0.0
+    scale: tuple[float, float] = (1.0, 1.0)
+    brightness: float = 0.0
+    contrast: float = 0.0
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", tuple(self.scale))  # YAML has lists
+        low, high = self.scale
+        if not 0 < low <= high:
+            raise ValueError(f"augment: expected scale as 0 < smallest ≤ largest, found {low:g} and {high:g}")
+        for name in ("rotate", "brightness", "contrast", "noise"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"augment: expected {name} ≥ 0, found {getattr(self, name):g}")
+        if self.flip not in ("none", "horizontal", "vertical", "both"):
+            raise ValueError(f"augment: expected flip none, horizontal, vertical or both, found {self.flip!r}")
+
+    @property
+    def warps(self) -> bool:
+        """Whether pixels are moved off their grid: only then is anything interpolated."""
+        return self.rotate > 0 or self.scale != (1.0, 1.0)
+
+    def source(self, size: tuple[int, int]) -> tuple[int, int]:
+        """The window of the source that a result of ``size`` may need, corners of turned images included."""
+        if not self.warps:
+            return size
+        angle = math.radians(min(self.rotate, 90.0))
+        zoom = 1 / self.scale[0]
+        height, width = (zoom * x for x in size)
+
+        def extent(along: float, across: float) -> int:
+            # along·cos a + across·sin a over [0, angle]: its peak is at atan(across / along) or at the end
+            peak = min(angle, math.atan2(across, along))
+            needed = math.ceil(along * math.cos(peak) + across * math.sin(peak) - 1e-9)
+            return needed + 2  # bilinear reads one pixel further on either side
+
+        return extent(height, width), extent(width, height)
+
+    def __call__(
+        self,
+        images: Tensor,
+        regions: Tensor,
+        generator: torch.Generator | None = None,
+        size: tuple[int, int] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Images ``[B, C, H, W]`` (prepared, float) and regions ``[B, H, W]`` (integers) -> both at ``size``.
+
+        The window in the middle is what is kept: give ``source(size)`` pixels so that nothing comes from outside.
+        """
+        size = (images.shape[2], images.shape[3]) if size is None else size
+        if self.warps:
+            images, regions = self._warp(images, regions, size, generator)
+        elif size != (images.shape[2], images.shape[3]):
+            top, left = ((have - want) // 2 for have, want in zip(images.shape[2:], size, strict=True))
+            if min(top, left) < 0:
+                raise ValueError(f"augment: expected images of at least {size}, found {tuple(images.shape[2:])}")
+            images = images[..., top : top + size[0], left : left + size[1]]
+            regions = regions[..., top : top + size[0], left : left + size[1]]
+        images, regions = self._mirror(images, regions, generator)
+        return self._shade(images, generator), regions
+
+    def _warp(
+        self, images: Tensor, regions: Tensor, size: tuple[int, int], generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        B, (H, W) = len(images), images.shape[2:]
+        turn, zoom = torch.rand(2, B, generator=generator)
+        angle = (2 * turn - 1) * math.radians(self.rotate)
+        low, high = (math.log(s) for s in self.scale)
+        shrink = torch.exp(-(low + (high - low) * zoom))
+        cos, sin = torch.cos(angle) * shrink, torch.sin(angle) * shrink
+        # affine_grid works in units of half the side: the ratios bring output pixels to source pixels, no stretching.
+        zero = torch.zeros_like(cos)
+        matrix = torch.stack(
+            [
+                torch.stack([cos * (size[1] / W), -sin * (size[0] / W), zero], 1),
+                torch.stack([sin * (size[1] / H), cos * (size[0] / H), zero], 1),
+            ],
+            1,
+        ).to(images)
+        grid = torch.nn.functional.affine_grid(matrix, [B, 1, *size], align_corners=False)
+        warped = torch.nn.functional.grid_sample(images, grid, "bilinear", "reflection", align_corners=False)
+        # A float32 holds every region number below 2²⁴ exactly, and nearest neighbour copies numbers.
+        codes = regions[:, None].to(images.dtype if images.dtype == torch.float64 else torch.float32)
+        codes = torch.nn.functional.grid_sample(codes, grid, "nearest", "reflection", align_corners=False)
+        return warped, codes[:, 0].to(regions.dtype)
+
+    def _mirror(self, images: Tensor, regions: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        B = len(images)
+        for axis, name in ((-1, "horizontal"), (-2, "vertical")):
+            if self.flip in (name, "both"):
+                chosen = (torch.rand(B, generator=generator) < 0.5).to(images.device)
+                images = torch.where(chosen.view(-1, 1, 1, 1), images.flip(axis), images)
+                regions = torch.where(chosen.view(-1, 1, 1), regions.flip(axis), regions)
+        if self.quarter_turns:
+            if images.shape[2] != images.shape[3]:
+                raise ValueError(f"augment: quarter turns need square windows, found {tuple(images.shape[2:])}")
+            # Flips of both axes are half a turn, so one transposition and two flips make all four turns.
+            turns = torch.randint(4, (B,), generator=generator).to(images.device)
+            for quarters in (1, 2):
+                chosen = (turns & quarters) > 0
+                images = torch.where(chosen.view(-1, 1, 1, 1), images.rot90(quarters, (2, 3)), images)
+                regions = torch.where(chosen.view(-1, 1, 1), regions.rot90(quarters, (1, 2)), regions)
+        return images, regions
+
+    def _shade(self, images: Tensor, generator: torch.Generator | None) -> Tensor:
+        if not (self.brightness or self.contrast or self.noise):
+            return images
+        contrast, brightness, noise = torch.rand(3, len(images), 1, 1, 1, generator=generator).to(images)
+        images = images * torch.exp((2 * contrast - 1) * self.contrast) + (2 * brightness - 1) * self.brightness
+        if self.noise:
+            grain = torch.randn(images.shape, generator=generator, dtype=torch.float32).to(images)
+            images = images + grain * noise * self.noise
+        return images

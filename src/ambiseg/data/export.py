@@ -1,0 +1,125 @@
+"""Any data set as a folder of files: an example of the layout, and a way out of the library."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ambiseg.data.base import Case, Cases, DataError
+from ambiseg.data.store import Progress
+
+
+def export(
+    cases: Cases, folder: str | os.PathLike[str], count: int | None = None, progress: Progress | None = None
+) -> int:
+    """Write the first ``count`` cases as ``images/``, ``masks/<reader>/``, a manifest and ``ambiseg.json``.
+
+    Pictures of bytes are PNG, all others TIFF in their own number type; masks are PNG of class ids, 255 is void. The
+    folder appears when all of it is written. Returns the number of cases.
+
+    >>> from ambiseg.data.shapes import Shapes
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     export(Shapes(count=3, size=16), Path(place, "shapes"), 2), sorted(os.listdir(Path(place, "shapes")))
+    (2, ['ambiseg.json', 'images', 'manifest.csv', 'masks'])
+    """
+    folder = Path(folder)
+    if folder.exists():
+        raise DataError(f"{folder}: expected a folder that does not exist yet, found one")
+    if not folder.parent.is_dir():
+        raise DataError(f"{folder}: the folder {folder.parent} does not exist")
+    count = len(cases) if count is None else min(count, len(cases))
+    if count < 1:
+        raise DataError(f"--count: expected at least 1 case, found {count}")
+    draft = Path(tempfile.mkdtemp(prefix=".ambiseg-", dir=folder.parent))
+    try:
+        rows, void = [], False
+        for index in range(count):
+            case = cases[index]
+            void |= case.void is not None
+            rows += _write(case, draft, "" if cases.declared is None else cases.declared[index])
+            if progress is not None:
+                progress(index + 1, count)
+        _manifest(rows, draft / "manifest.csv")
+        settings: dict[str, Any] = {
+            "title": cases.title,
+            "classes": list(cases.classes),
+            "evaluated": list(cases.evaluated),
+            "labels": "ids",
+            "intensity": {key: value for key, value in asdict(cases.intensity).items() if value is not None},
+        }
+        if void:
+            settings["void"] = 255
+        (draft / "ambiseg.json").write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        os.umask(umask := os.umask(0))
+        os.chmod(draft, 0o777 & ~umask)
+        os.rename(draft, folder)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return count
+
+
+def _write(case: Case, folder: Path, part: str) -> list[list[str]]:
+    from PIL import Image
+
+    name = _file_name(case.name)
+    if int(case.table.max(initial=0)) >= 255:
+        raise DataError(f"{case.name}: expected class ids below 255 to write as PNG, found {int(case.table.max())}")
+    suffix = _write_image(case.image, folder / "images" / name)
+    rows = []
+    for m, (reader, labels) in enumerate(zip(case.readers, case.labels, strict=True)):
+        if case.valid is not None:
+            labels = np.where(case.valid, labels, 255)
+        path = folder / "masks" / _file_name(reader) / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(labels.astype(np.uint8)).save(path)
+        weight = "" if case.weights is None else f"{case.weights[m]:.9g}"
+        mask = path.relative_to(folder).as_posix()
+        rows.append([f"images/{name}{suffix}", mask, reader, weight, case.patient, part, case.name])
+    return rows
+
+
+def _write_image(image: np.ndarray, path: Path) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if image.dtype == np.uint8 and len(image) in (1, 3):
+        from PIL import Image
+
+        Image.fromarray(np.ascontiguousarray(image[0] if len(image) == 1 else np.moveaxis(image, 0, -1))).save(
+            f"{path}.png"
+        )
+        return ".png"
+    if len(image) not in (1, 3):
+        raise DataError(f"{path.name}: expected 1 or 3 channels to write as a picture, found {len(image)}")
+    import tifffile
+
+    grey = len(image) == 1
+    tifffile.imwrite(
+        f"{path}.tif",
+        np.ascontiguousarray(image[0] if grey else np.moveaxis(image, 0, -1)),
+        photometric="minisblack" if grey else "rgb",
+        compression="deflate",
+    )
+    return ".tif"
+
+
+def _manifest(rows: list[list[str]], path: Path) -> None:
+    import csv
+
+    columns = ["image", "mask", "reader", "weight", "patient", "split", "name"]
+    kept = [c for c in range(len(columns)) if c < 3 or any(row[c] for row in rows)]
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerows([[line[c] for c in kept] for line in [columns, *rows]])
+
+
+def _file_name(name: str) -> str:
+    """A name that every file system takes; slices of a volume become files of a folder."""
+    return "/".join(re.sub(r"[^\w.+=@ -]", "_", piece) for piece in name.replace("#", "/").split("/"))

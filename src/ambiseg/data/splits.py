@@ -1,0 +1,413 @@
+"""Who is trained on and who is tested on: splits by patient, frozen to a file, and a check that nothing leaks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ambiseg.data.base import Cases, DataError
+from ambiseg.files import write_text
+
+_FORMAT = "ambiseg.Split/1"
+_KINDS = {
+    "format": str,
+    "made": str,  # the rule in words, for whoever opens the file
+    "fractions": dict,
+    "seed": int,
+    "declared": bool,
+    "fingerprint": str,
+    "parts": dict,
+}
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with (cases read, cases to read) after each case."""
+
+
+class LeakageError(DataError):
+    """Something is in two parts of a split that must be in one."""
+
+
+# -- the rule ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which part a patient belongs to. It looks at nobody else, so that adding or removing others moves nobody.
+
+        u = BLAKE2("seed:patient") as a number in [0, 1),     part = the first whose cumulative fraction is above u.
+
+    Args:
+        fractions: expected share of the patients of each part, in this order; they sum to 1. Empty only when all
+            parts are declared.
+        seed: another seed, another split.
+        declared: keep the parts that the data's owner gave; ``fractions`` then divide the cases given ``train``.
+
+    >>> rule = Rule({"train": 0.7, "val": 0.1, "test": 0.2})
+    >>> [rule.part(patient) for patient in ("ann", "bob", "cem", "dora")]
+    ['train', 'train', 'train', 'test']
+    >>> print(rule)
+    by hash of the patient with seed 0: train 70%, val 10%, test 20%
+    """
+
+    fractions: Mapping[str, float] = field(default_factory=dict)
+    seed: int = 0
+    declared: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fractions", {name: float(share) for name, share in self.fractions.items()})
+        if not self.fractions and self.declared:
+            return
+        found = ", ".join(f"{name} {share:g}" for name, share in self.fractions.items())
+        if not self.fractions or not all(share > 0 for share in self.fractions.values()):
+            raise DataError(f"fractions of a split must be positive, found {found or 'none'}")
+        if not math.isclose(math.fsum(self.fractions.values()), 1, abs_tol=1e-6):
+            raise DataError(f"fractions of a split must sum to 1, found {found}")
+
+    def part(self, patient: str, declared: str | None = None) -> str:
+        """The part of one patient; ``declared`` is what the owner said, where the rule follows it."""
+        if self.declared and not declared:
+            raise DataError(f"patient {patient!r}: expected a declared split, found none")
+        if self.declared and declared and not (declared == "train" and self.fractions):
+            return declared
+        u, reached = _uniform(f"{self.seed}:{patient}"), 0.0
+        *names, last = self.fractions
+        for name in names:
+            reached += self.fractions[name]
+            if u < reached:
+                return name
+        return last  # without a comparison: rounding must leave nobody out
+
+    def __str__(self) -> str:
+        shares = ", ".join(f"{name} {100 * share:.6g}%" for name, share in self.fractions.items())
+        divided = f"by hash of the patient with seed {self.seed}: {shares}"
+        if not self.declared:
+            return divided
+        return "declared by the data's owner" + (f", its train divided {divided}" if self.fractions else "")
+
+
+def _uniform(text: str) -> float:
+    """A number in [0, 1) that is the same for the same text on every machine."""
+    word = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+    return (word >> 11) / 2**53  # all the bits that a float holds: dividing 64 of them could round up to 1
+
+
+# -- the split -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Split:
+    """Named parts of a data set, frozen together with a fingerprint of the data.
+
+    Made by :meth:`by_hash` or :meth:`declared`. A split never divides a patient, has no empty part and no case in two
+    parts: what would be one is an error.
+
+    Args:
+        parts: case names of each part. They are kept sorted, so that the order of the data set does not matter.
+        fingerprint: :func:`fingerprint` of the data that was split.
+        rule: how it was made, and where cases that are added later go; ``print(split.rule)`` says it in words.
+
+    >>> from ambiseg.data.shapes import Shapes
+    >>> split = Split.by_hash(Shapes(count=100), {"train": 0.8, "test": 0.2})
+    >>> print(split)
+    train 78, test 22 (by hash of the patient with seed 0: train 80%, test 20%)
+    """
+
+    parts: Mapping[str, tuple[str, ...]]
+    fingerprint: str
+    rule: Rule
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", {part: tuple(sorted(names)) for part, names in self.parts.items()})
+        where: dict[str, str] = {}
+        for part, names in self.parts.items():
+            if not names:
+                raise DataError(f"part {part!r} of the split has no case")
+            for name in names:
+                if name in where:
+                    raise LeakageError(f"case {name!r} is in the split twice, in {where[name]} and in {part}")
+                where[name] = part
+
+    def __str__(self) -> str:
+        return f"{', '.join(f'{part} {len(names)}' for part, names in self.parts.items())} ({self.rule})"
+
+    @staticmethod
+    def by_hash(
+        cases: Cases, fractions: Mapping[str, float] | None = None, seed: int = 0, progress: Progress | None = None
+    ) -> Split:
+        """Each patient where its hash says: see :class:`Rule`. Added cases never move the others, and a patient who is
+        in two data sets is in the same part of both.
+
+        The fractions are met on average, as with any lottery: expect to miss one by √(p (1 − p) / patients).
+
+        Args:
+            fractions: by default train 70%, val 10%, test 20%.
+            progress: all data are read for the fingerprint; called after each case.
+        """
+        if fractions is None:
+            fractions = {"train": 0.7, "val": 0.1, "test": 0.2}
+        return _divide(cases, Rule(fractions, seed), progress)
+
+    @staticmethod
+    def declared(cases: Cases, val: float | None = None, seed: int = 0, progress: Progress | None = None) -> Split:
+        """The parts that the data's owner gave. With ``val``, that fraction of the patients in ``train`` is taken out
+        by hash to be ``val``, for data that come without one."""
+        said = cases.declared
+        without = [name for name, part in zip(cases.names, said or [""] * len(cases), strict=True) if not part]
+        if said is None or without:
+            raise DataError(
+                f"{cases.title}: expected every case to have a declared split, "
+                f"found {len(without)} of {len(cases)} without one: {_some(without)}"
+            )
+        if val is None:
+            return _divide(cases, Rule(declared=True), progress)
+        if "val" in said or "train" not in said:
+            raise DataError(
+                f"{cases.title}: val={val:g} needs declared parts with a train and without a val, "
+                f"found {', '.join(sorted(set(said)))}"
+            )
+        if not 0 < val < 1:
+            raise DataError(f"val must be a fraction of train between 0 and 1, found {val:g}")
+        return _divide(cases, Rule({"train": 1 - val, "val": val}, seed, declared=True), progress)
+
+    def extended(self, cases: Cases, progress: Progress | None = None) -> Split:
+        """This split with the cases that were added to the data since. Nobody moves: cases of a patient who is in the
+        split join that patient, others go where the rule says. What was split before must still be there, unchanged.
+        """
+        places = self._places(cases)
+        digests = _digests(cases, progress)
+        known = [i for indices in places.values() for i in indices]
+        self._compare(cases, _combine(digests[i] for i in known))
+        part_of = {cases.patients[i]: part for part, indices in places.items() for i in indices}
+        return _divide(cases, self.rule, digests=digests, part_of=part_of)
+
+    # -- using it --------------------------------------------------------------------------------------------
+
+    def indices(self, cases: Cases, part: str) -> list[int]:
+        """Numbers of one part's cases, in the order of their names: the same cases however the data are ordered."""
+        if part not in self.parts:
+            raise DataError(f"part must be one of {', '.join(self.parts)}, found {part!r}")
+        return self._places(cases)[part]
+
+    def verify(self, cases: Cases, progress: Progress | None = None) -> None:
+        """Raise :class:`DataError` unless ``cases`` are exactly what was split: the same names and the same content."""
+        split = {name for names in self.parts.values() for name in names}
+        missing, added = sorted(split.difference(cases.names)), sorted(set(cases.names) - split)
+        if missing or added:
+            found = [f"{len(missing)} missing: {_some(missing)}"] * bool(missing)
+            found += [f"{len(added)} new: {_some(added)} (`Split.extended` adds them)"] * bool(added)
+            raise DataError(f"{cases.title}: expected the {len(split)} cases of the split, found {'; '.join(found)}")
+        self._compare(cases, fingerprint(cases, progress))
+
+    def _compare(self, cases: Cases, found: str) -> None:
+        if found != self.fingerprint:
+            raise DataError(
+                f"{cases.title}: the cases have the names of the split but another content (pixels, masks, readers or "
+                f"patients): expected fingerprint {self.fingerprint}, found {found}"
+            )
+
+    def _places(self, cases: Cases) -> dict[str, list[int]]:
+        number = _numbers(cases)
+        if missing := [name for names in self.parts.values() for name in names if name not in number]:
+            total = sum(map(len, self.parts.values()))
+            raise DataError(
+                f"{cases.title}: expected the {total} cases of the split, found "
+                f"{len(missing)} missing: {_some(missing)}"
+            )
+        return {part: [number[name] for name in names] for part, names in self.parts.items()}
+
+    # -- files -----------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write JSON, one case a line. The file appears whole or not at all."""
+        content = {
+            "format": _FORMAT,
+            "made": str(self.rule),
+            "fractions": self.rule.fractions,
+            "seed": self.rule.seed,
+            "declared": self.rule.declared,
+            "fingerprint": self.fingerprint,
+            "parts": self.parts,
+        }
+        write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Split:
+        """Read what :meth:`save` wrote; :class:`DataError` for anything else."""
+        content = Path(path).read_bytes()
+        try:
+            return _parse(json.loads(content, object_pairs_hook=_distinct))
+        except LeakageError as error:
+            raise LeakageError(f"{os.fspath(path)}: {error}") from None
+        except ValueError as error:  # JSON's own, UTF-8's and DataError are all of them
+            raise DataError(f"{os.fspath(path)}: cannot be read as a split: {error}") from None
+
+
+def _parse(content: Any) -> Split:
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != _FORMAT:
+        raise DataError(f"expected JSON of format {_FORMAT!r}, found {found!r}")
+    if content.keys() != _KINDS.keys():
+        raise DataError(f"expected the keys {', '.join(_KINDS)}, found {', '.join(content)}")
+    for key, kind in _KINDS.items():
+        if type(content[key]) is not kind:  # not isinstance, to which True is an int
+            raise DataError(f"expected {key!r} to be of type {kind.__name__}, found {content[key]!r:.40}")
+    for name, share in content["fractions"].items():
+        if type(share) not in (int, float):
+            raise DataError(f"expected the fraction of {name!r} to be a number, found {share!r:.40}")
+    for part, names in content["parts"].items():
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise DataError(f"expected part {part!r} to be a list of case names, found {names!r:.40}")
+    rule = Rule(content["fractions"], content["seed"], content["declared"])
+    return Split(content["parts"], content["fingerprint"], rule)
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):  # json would silently keep the last, and lose a part
+        raise DataError(f"a key is there twice: {_some([key for key, _ in pairs])}")
+    return found
+
+
+def _divide(
+    cases: Cases,
+    rule: Rule,
+    progress: Progress | None = None,
+    digests: list[str] | None = None,
+    part_of: Mapping[str, str] | None = None,
+) -> Split:
+    """``part_of`` has the patients whose part is decided."""
+    _numbers(cases)
+    said = cases.declared if rule.declared else None
+    parts: dict[str, list[str]] = {part: [] for part in rule.fractions}
+    for i, (name, patient) in enumerate(zip(cases.names, cases.patients, strict=True)):
+        part = (part_of or {}).get(patient) or rule.part(patient, said[i] if said is not None else None)
+        parts.setdefault(part, []).append(name)
+    if empty := [part for part, names in parts.items() if not names]:
+        raise DataError(
+            f"{cases.title}: part {empty[0]!r} would be empty: a fraction of {rule.fractions[empty[0]]:g} of "
+            f"{len(set(cases.patients))} patients; take another seed or a larger fraction"
+        )
+    members = {part: tuple(names) for part, names in parts.items()}
+    _check_patients(cases, Split(members, "", rule))  # before anything is read
+    return Split(members, _combine(digests if digests is not None else _digests(cases, progress)), rule)
+
+
+# -- what the data were, and whether they leak ---------------------------------------------------------------
+
+
+def fingerprint(cases: Cases, progress: Progress | None = None) -> str:
+    """32 hexadecimal digits that change with any pixel, mask, reader, patient or name, and not with the order.
+
+    Every case is read. ``progress`` is called after each.
+    """
+    return _combine(_digests(cases, progress))
+
+
+def check_leakage(cases: Cases, split: Split, content: bool = True, progress: Progress | None = None) -> None:
+    """Raise :class:`LeakageError` when a patient, or the pixels of an image, are in two parts.
+
+    Args:
+        content: also read every image and compare their pixels, byte for byte: this finds the same picture
+            under another name and another patient. A picture that was compressed or resized again is not found.
+        progress: called after each image that is read.
+
+    >>> from ambiseg.data.shapes import Shapes
+    >>> cases = Shapes(count=64)
+    >>> check_leakage(cases, Split.by_hash(cases))  # says nothing: all is well
+    """
+    _check_patients(cases, split)
+    if not content:
+        return
+    places = split._places(cases)
+    total, done = sum(map(len, places.values())), 0
+    seen: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for part, indices in places.items():
+        for i in indices:
+            seen[cases.image_digest(i)].append((part, cases.names[i]))
+            done += 1
+            if progress:
+                progress(done, total)
+    _refuse_shared(cases, seen, "image", lambda image: "the same image")
+
+
+def _check_patients(cases: Cases, split: Split) -> None:
+    seen: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for part, indices in split._places(cases).items():
+        for i in indices:
+            seen[cases.patients[i]].append((part, cases.names[i]))
+    _refuse_shared(cases, seen, "patient", lambda patient: f"patient {patient!r}")
+
+
+def _refuse_shared(
+    cases: Cases, seen: Mapping[str, Sequence[tuple[str, str]]], kind: str, describe: Callable[[str], str]
+) -> None:
+    """``seen`` has the (part, case) of everything that may be in one part only."""
+    shared = [key for key, places in seen.items() if len({part for part, _ in places}) > 1]
+    if not shared:
+        return
+    first: dict[str, str] = {}
+    for part, name in seen[shared[0]]:
+        first.setdefault(part, name)
+    where = " and ".join(f"{part} (case {name!r})" for part, name in first.items())
+    more = f"; in all {len(shared)} {kind}s are in two parts" if len(shared) > 1 else ""
+    raise LeakageError(f"{cases.title}: {describe(shared[0])} is in {where}{more}")
+
+
+def subset(cases: Cases, indices: Iterable[int], fraction: float, seed: int = 0) -> list[int]:
+    """Part of a training set, to see what more data are worth: ⌊n · fraction + ½⌋ of the n ``indices``, in their order.
+
+    Whole patients are taken, in the order of their hash, because a smaller study has fewer patients and not fewer
+    images of each; only the last may be cut, so that the number of cases is exact. Subsets of one seed are nested:
+    a quarter is in the half.
+
+    >>> from ambiseg.data.shapes import Shapes
+    >>> cases = Shapes(count=32)
+    >>> half, quarter = (subset(cases, range(20), fraction) for fraction in (1 / 2, 1 / 4))
+    >>> len(half), len(quarter), set(quarter) <= set(half)
+    (10, 5, True)
+    """
+    indices = list(indices)
+    count = math.floor(len(indices) * fraction + 0.5)
+    if not (0 < fraction <= 1 and count):
+        raise DataError(
+            f"a subset needs a fraction in (0, 1] of at least one case, found {fraction:g} of {len(indices)} cases"
+        )
+
+    def rank(i: int) -> tuple[float, str, float]:
+        patient = cases.patients[i]
+        return _uniform(f"subset:{seed}:{patient}"), patient, _uniform(f"subset:{seed}:{cases.names[i]}")
+
+    chosen = set(sorted(indices, key=rank)[:count])
+    return [i for i in indices if i in chosen]
+
+
+def _digests(cases: Cases, progress: Progress | None) -> list[str]:
+    digests = []
+    for i in range(len(cases)):
+        digests.append(cases.digest(i))
+        if progress:
+            progress(i + 1, len(cases))
+    return digests
+
+
+def _combine(digests: Iterable[str]) -> str:
+    return hashlib.blake2b("\n".join(sorted(digests)).encode(), digest_size=16).hexdigest()
+
+
+def _numbers(cases: Cases) -> dict[str, int]:
+    number = {name: i for i, name in enumerate(cases.names)}
+    if len(number) < len(cases):
+        twice = [name for i, name in enumerate(cases.names) if number[name] != i]
+        raise DataError(f"{cases.title}: expected every case to have a name of its own, found twice: {_some(twice)}")
+    return number
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(repr, names[:3])) + more

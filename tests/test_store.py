@@ -1,0 +1,188 @@
+"""The memory-mapped store: the same cases, whatever interrupts its writing."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ambiseg.data.base import Case, Cases, DataError
+from ambiseg.data.store import Store
+from tests.cases import Listed, random_cases
+
+
+def same(a: Case, b: Case) -> bool:
+    fields = ("image", "regions", "table", "weights", "void")
+    arrays = [(getattr(a, f), getattr(b, f)) for f in fields]
+    equal = all((x is None) == (y is None) and (x is None or np.array_equal(x, y)) for x, y in arrays)
+    dtypes = all(getattr(a, f).dtype == getattr(b, f).dtype for f in ("image", "regions", "table"))
+    return equal and dtypes and (a.name, a.patient, a.readers) == (b.name, b.patient, b.readers)
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Breaking(Listed):
+    """Stops at one case, and counts how often each is read."""
+
+    def __init__(self, cases: Cases, at: int | None) -> None:
+        super().__init__(list(cases), len(cases.classes))
+        self.at, self.read = at, [0] * len(cases)
+        self._state = cases.state()
+
+    def __getitem__(self, index: int) -> Case:
+        if index == self.at:
+            raise Interrupted
+        self.read[index] += 1
+        return super().__getitem__(index)
+
+    def state(self) -> str:
+        return self._state
+
+    def digest(self, index: int) -> str:
+        return f"digest {index}"
+
+    def image_digest(self, index: int) -> str:
+        return f"image {index}"
+
+
+@pytest.mark.parametrize("void", [False, True])
+def test_a_store_holds_what_its_source_holds(tmp_path, void):
+    sizes = [(5, 7), (9, 4), (1, 1)]
+    cases = [random_cases(4, size, None, void=void, seed=i)[3] for i, size in enumerate(sizes)]
+    cases = [Case(**{**case.__dict__, "name": f"ein Fall {i} ß"}) for i, case in enumerate(cases)]
+    source = Listed(cases, 3, declared=["train", "val", "train"])
+    done = []
+    store = Store.build(source, tmp_path / "a folder", lambda *x: done.append(x))
+    assert done == [(1, 3), (2, 3), (3, 3)]
+    for i in range(3):
+        assert same(store[i], source[i])
+        assert store.digest(i) == source.digest(i)
+        assert store.image_digest(i) == source.image_digest(i)
+    assert (list(store.names), list(store.patients), store.declared) == (source.names, source.patients, source.declared)
+    assert (store.title, store.classes, store.evaluated) == (source.title, source.classes, source.evaluated)
+    assert (store.channels, store.intensity, store.state()) == (source.channels, source.intensity, source.state())
+
+
+def test_pixels_stay_on_disk(tmp_path):
+    store = Store.build(random_cases(3), tmp_path)
+    image = store[1].image
+    base = image
+    while base.base is not None and not isinstance(base, np.memmap):
+        base = base.base
+    assert isinstance(base, np.memmap)
+    assert not image.flags.writeable  # nobody changes the data by accident
+    assert image.flags.aligned
+
+
+def test_a_finished_store_is_opened_not_written_again(tmp_path):
+    source = Breaking(random_cases(4), None)
+    Store.build(source, tmp_path)
+    Store.build(source, tmp_path)
+    assert source.read == [1, 1, 1, 1]
+
+
+def test_a_store_of_other_data_is_replaced(tmp_path):
+    Store.build(random_cases(4, seed=0), tmp_path)
+    store = Store.build(random_cases(2, seed=1), tmp_path)
+    assert len(store) == 2
+    assert same(store[1], random_cases(2, seed=1)[1])
+
+
+@pytest.mark.parametrize("damage", ["none", "half a line", "pixels missing"])
+def test_writing_is_taken_up_where_it_stopped(tmp_path, damage):
+    cases = random_cases(6)
+    with pytest.raises(Interrupted):
+        Store.build(Breaking(cases, at=4), tmp_path)
+    with pytest.raises(DataError, match="expected a finished store"):
+        Store(tmp_path)
+    if damage == "half a line":
+        journal = tmp_path / "cases.jsonl"
+        journal.write_text(journal.read_text()[:-20])
+    elif damage == "pixels missing":
+        os.truncate(tmp_path / "regions.bin", os.path.getsize(tmp_path / "regions.bin") - 1)
+    second = Breaking(cases, at=None)
+    store = Store.build(second, tmp_path)
+    assert second.read == ([0, 0, 0, 0, 1, 1] if damage == "none" else [0, 0, 0, 1, 1, 1])
+    assert all(same(store[i], cases[i]) for i in range(6))
+
+
+def test_an_interrupted_store_of_other_data_is_not_continued(tmp_path):
+    with pytest.raises(Interrupted):
+        Store.build(Breaking(random_cases(6, seed=0), at=4), tmp_path)
+    store = Store.build(random_cases(6, seed=1), tmp_path)
+    assert all(same(store[i], random_cases(6, seed=1)[i]) for i in range(6))
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(DataError, match=r"expected a store or an empty folder to write one, found thesis\.tex"):
+        Store.build(random_cases(2), tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_damaged_stores_are_named(tmp_path):
+    Store.build(random_cases(3), tmp_path)
+    os.truncate(tmp_path / "images.bin", 10)
+    with pytest.raises(DataError, match=r"images\.bin: expected .* bytes, found 10"):
+        Store(tmp_path)
+    header = json.loads((tmp_path / "store.json").read_text())
+    (tmp_path / "store.json").write_text(json.dumps({**header, "count": 9}))
+    with pytest.raises(DataError, match=r"cases\.jsonl: expected 9 cases, found 3"):
+        Store(tmp_path)
+    (tmp_path / "store.json").write_text(json.dumps({**header, "format": "ambiseg.Store/9"}))
+    with pytest.raises(DataError, match=r"found ambiseg\.Store/9"):
+        Store(tmp_path)
+    (tmp_path / "store.json").write_text("{")
+    with pytest.raises(DataError, match=r"store\.json: expected JSON"):
+        Store(tmp_path)
+    with pytest.raises(DataError, match="expected a finished store"):
+        Store(tmp_path / "nowhere")
+
+
+def test_a_temporary_store_goes_with_its_object_but_not_with_a_fork():
+    store = Store.build(random_cases(2))
+    folder = store.folder
+    child = os.fork()
+    if child == 0:
+        del store
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert folder.is_dir()
+    del store
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_a_failed_temporary_store_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(Interrupted):
+        Store.build(Breaking(random_cases(3), at=1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_can_be_sent_to_another_process(tmp_path):
+    store = Store.build(random_cases(3), tmp_path)
+    _ = store[0]
+    content = pickle.dumps(store)
+    assert same(pickle.loads(content)[2], store[2])
+
+
+def test_two_processes_do_not_write_at_once(tmp_path):
+    code = (
+        "import sys; from tests.cases import random_cases; from ambiseg.data.store import Store;"
+        "s = Store.build(random_cases(40), sys.argv[1]); print(len(s), s[39].name)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "store")]
+    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    for run in runs:
+        out, err = run.communicate(timeout=120)
+        assert (out, run.returncode) == ("40 case-39\n", 0), err
