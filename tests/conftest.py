@@ -17,6 +17,17 @@ SHARED = Path(os.environ.get("AMBISEG_SHARED", REPOSITORY.parent / "shared"))
 
 torch.set_num_threads(1)  # the tests' tensors are small: a second thread would only wait for the first
 
+TINY = [  # a configuration that trains in seconds
+    "--data.name=shapes",
+    "--data.options={count: 60, size: 32}",
+    "--data.batch_size=8",
+    "--model.channels=[8, 16]",
+    "--model.momentum=0.1",
+    "--optimizer.lr=0.003",
+    "--trainer.epochs=2",
+    "--trainer.accelerator=cpu",
+]
+
 settings.register_profile("ambiseg", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ambiseg")
 
@@ -24,6 +35,17 @@ settings.load_profile("ambiseg")
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run: a small MoSE after two epochs on shapes. Copy it before changing anything in it."""
+    from ambiseg.config import parse
+    from ambiseg.training import train
+
+    folder = tmp_path_factory.mktemp("runs") / "tiny run"
+    train(parse(TINY), folder, quiet=True, command=["ambiseg", "train", "tiny"])
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,314 @@
+"""A run as one typed configuration: recipes, YAML files and the command line all fill in these dataclasses."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from ambiseg.data.base import DataError
+from ambiseg.data.config import DataConfig
+
+
+class ConfigError(DataError):
+    """A configuration that cannot be run; the message is one line that names the key."""
+
+
+@dataclass
+class ModelConfig:
+    """The network and its method. Channels and classes come from the data.
+
+    Args:
+        method: a key of ``ambiseg.METHODS``.
+        backbone: unet, unet-light or deeplabv3plus.
+        channels: features of each level of a U-Net of another width; nothing takes the backbone's own.
+        convs: convolutions in each block of a U-Net.
+        momentum: how fast batch statistics follow, 0.01 as published; short runs want 0.1.
+        experts: K, the number of experts.
+        samples: S, samples of each expert in training.
+        latent: L, the dimension of an expert's Gaussian.
+        cost: of a pair of masks: iou or ce.
+        beta: weight of the KL term.
+        solver: greedy as in the paper, or exact.
+        kl: the paper's KL term, or scaled as in the released code.
+        stochastic: experts are Gaussians; false makes each a single point.
+        diagonal: one standard deviation for each latent dimension instead of one an expert.
+        expert_weights: learned by the gate, or uniform.
+        gate_level: where the gate looks, from 0 (the bottom of the network) to 1 (its last features).
+        inject_level: where latents enter, from 0 to 1.
+        head: three 1×1 convolutions as in the paper, or the released code's head.
+        hidden: features of the head.
+        objective: transport, or all-pairs for comparison.
+        form: weighted, or gumbel for comparison.
+    """
+
+    method: str = "mose"
+    backbone: Literal["unet", "unet-light", "deeplabv3plus"] = "unet"
+    channels: list[int] | None = None
+    convs: int = 3
+    momentum: float = 0.01
+    experts: int = 4
+    samples: int = 4
+    latent: int = 1
+    cost: Literal["iou", "ce"] = "iou"
+    beta: float = 1.0
+    solver: Literal["greedy", "exact"] = "greedy"
+    kl: Literal["paper", "released"] = "paper"
+    stochastic: bool = True
+    diagonal: bool = False
+    expert_weights: Literal["learned", "uniform"] = "learned"
+    gate_level: float = 1.0
+    inject_level: float = 1.0
+    head: Literal["paper", "released"] = "paper"
+    hidden: int = 32
+    objective: Literal["transport", "all-pairs"] = "transport"
+    form: Literal["weighted", "gumbel"] = "weighted"
+
+
+@dataclass
+class Schedule:
+    """A setting that moves while a network trains.
+
+    Args:
+        kind: constant (the first value); linear (from the first value to the last, over ``epochs``); plateau (to the
+            next value when the training loss has not improved for more than ``patience`` epochs).
+        values: one for constant, two for linear, any number for plateau.
+        epochs: how long linear takes.
+        warm_up: epochs at the first value before linear begins.
+        patience: epochs without improvement that plateau bears.
+    """
+
+    kind: Literal["constant", "linear", "plateau"] = "constant"
+    values: list[float] = field(default_factory=lambda: [1.0])
+    epochs: int = 1
+    warm_up: int = 0
+    patience: int = 10
+
+    def __post_init__(self) -> None:
+        wanted = {"constant": 1, "linear": 2}.get(self.kind)
+        if not self.values or (wanted is not None and len(self.values) != wanted):
+            raise ConfigError(f"schedule: {self.kind} expects {wanted or 'some'} values, found {self.values}")
+
+
+@dataclass
+class SchedulesConfig:
+    """What moves during training.
+
+    Args:
+        capacity: γ, how much annotation mass one sample may take; small values spread the experts at first.
+        group_threshold: G₀, experts whose masks are more alike than this count as one; 1 is off.
+        samples: S, samples of each expert; nothing takes ``model.samples``.
+        annealing: how far annotation weights have gone from uniform (0) to their own (1).
+    """
+
+    capacity: Schedule = field(default_factory=Schedule)
+    group_threshold: Schedule = field(default_factory=Schedule)
+    samples: Schedule | None = None
+    annealing: Schedule = field(default_factory=Schedule)
+
+
+@dataclass
+class OptimizerConfig:
+    """Adam.
+
+    Args:
+        lr: learning rate.
+        weight_decay: as a penalty on the squared weights.
+        decay: constant; linear or cosine to ``min_lr`` over the whole run, step by step; or plateau: times ``factor``
+            when the training loss has not improved for more than ``patience`` epochs.
+        min_lr: the smallest learning rate.
+        factor: of plateau.
+        patience: of plateau, in epochs.
+        warm_up: steps over which the learning rate rises from 0.
+        clip: largest norm of the gradient; nothing does not clip.
+        average: keep an exponential average of the weights with this memory (0.998 remembers some 500 steps), and
+            validate and save that one; 0 does not.
+    """
+
+    lr: float = 1e-4
+    weight_decay: float = 1e-5
+    decay: Literal["constant", "linear", "cosine", "plateau"] = "constant"
+    min_lr: float = 1e-5
+    factor: float = 0.5
+    patience: int = 10
+    warm_up: int = 0
+    clip: float | None = None
+    average: float = 0.0
+
+
+@dataclass
+class TrainerConfig:
+    """How long, and on what.
+
+    Args:
+        epochs: passes through the training set.
+        accelerator: auto, cpu, gpu, mps …
+        devices: how many devices, or which: 2, "0,3", auto.
+        num_nodes: machines.
+        strategy: auto, ddp, ddp_spawn …
+        precision: 32-true, bf16-mixed, 16-mixed …
+        accumulate: batches whose gradients are added before a step.
+        threads: CPU threads of PyTorch; nothing leaves its own choice.
+        check_every: epochs from one validation to the next.
+        tensorboard: also write TensorBoard logs; needs the package tensorboard.
+        deterministic: only algorithms that repeat to the last bit, where a device has a choice.
+    """
+
+    epochs: int = 30
+    accelerator: str = "auto"
+    devices: int | str = 1
+    num_nodes: int = 1
+    strategy: str = "auto"
+    precision: str = "32-true"
+    accumulate: int = 1
+    threads: int | None = None
+    check_every: int = 1
+    tensorboard: bool = False
+    deterministic: bool = False
+
+
+@dataclass
+class EvalConfig:
+    """How models are compared while they train, and by default afterwards.
+
+    Args:
+        samples: masks an image, drawn in standard form.
+        protocol: of GED and matched IoU, a key of ``ambiseg.PROTOCOLS``.
+    """
+
+    samples: int = 16
+    protocol: str = "mose"
+
+
+@dataclass
+class Config:
+    """Everything that decides what a run does.
+
+    Args:
+        data: what to load and how.
+        model: the network and its method.
+        optimizer: how it is fitted.
+        schedules: what moves meanwhile.
+        trainer: how long and on what.
+        evaluation: how models are compared.
+        seed: of weights, samples, order and augmentation.
+    """
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedules: SchedulesConfig = field(default_factory=SchedulesConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    evaluation: EvalConfig = field(default_factory=EvalConfig)
+    seed: int = 0
+
+
+# -- recipes and files -------------------------------------------------------------------------------------------
+
+
+def recipes() -> dict[str, Path]:
+    """The recipes that come with the package, by name."""
+    folder = Path(str(resources.files("ambiseg") / "recipes"))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_recipe(name: str | os.PathLike[str]) -> Path:
+    """The file of a recipe: the path of a YAML file, or a name in ``recipes/``."""
+    text = os.fspath(name)
+    if text in recipes():
+        return recipes()[text]
+    if Path(text).suffix in (".yaml", ".yml", ".json"):
+        if not Path(text).is_file():
+            raise ConfigError(f"{text}: expected a recipe, found no such file")
+        return Path(text)
+    close = get_close_matches(text, recipes(), 1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise ConfigError(f"recipe: expected one of {', '.join(recipes())} or a YAML file, found {text!r}{hint}")
+
+
+def parser() -> Any:
+    """jsonargparse's parser of a :class:`Config`."""
+    from jsonargparse import ArgumentParser
+
+    made = ArgumentParser(prog="ambiseg train", exit_on_error=False, add_help=False, allow_abbrev=False)
+    made.add_argument("--config", action="config", help="a YAML file")
+    made.add_class_arguments(Config)
+    return made
+
+
+def parse(arguments: Sequence[str], recipe: str | os.PathLike[str] | None = None) -> Config:
+    """A configuration from the command line, over a recipe, over the defaults.
+
+    >>> parse(["--model.experts", "8", "--data.options.size", "32"]).model.experts
+    8
+    >>> parse(["--model.expert", "8"])
+    Traceback (most recent call last):
+    ambiseg.config.ConfigError: --model.expert: no such setting; did you mean --model.experts?
+    """
+    from jsonargparse import ArgumentError
+
+    made = parser()
+    given = [] if recipe is None else ["--config", str(find_recipe(recipe))]
+    try:
+        made.parse_args(given)
+    except (ArgumentError, ValueError, TypeError) as error:
+        raise ConfigError(f"{find_recipe(recipe or '')}: {_one_line(error)}") from None
+    try:
+        parsed = made.parse_args([*given, *arguments])
+        built = made.instantiate(parsed) if hasattr(made, "instantiate") else made.instantiate_classes(parsed)
+    except (ArgumentError, ValueError, TypeError) as error:
+        raise ConfigError(_one_line(error, _options(made))) from None
+    fields = {name: getattr(built, name) for name in Config.__dataclass_fields__}
+    return Config(**fields)
+
+
+def load(path: str | os.PathLike[str]) -> Config:
+    """The configuration that a YAML file holds."""
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"{path}: expected a configuration, found no such file")
+    return parse([], path)
+
+
+def dump(config: Config) -> str:
+    """YAML of all settings, defaults included, in the order of the dataclasses."""
+    import yaml
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(v) for key, v in value.items()}
+        return [plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+    return yaml.safe_dump(plain(asdict(config)), sort_keys=False, allow_unicode=True)
+
+
+def _one_line(error: Exception, options: Sequence[str] = ()) -> str:
+    """jsonargparse's message without its tree of attempts: the key, what was expected, what was found."""
+    text = " ".join(str(error).split())
+    for old, new in (("typing.", ""), ("<class '", ""), ("'>", ""), ("NoneType", "nothing")):
+        text = text.replace(old, new)
+    text = re.sub(r"Literal\[([^]]*)\]", lambda found: found[1].replace("'", "").replace(", ", " or "), text)
+    text = re.sub(r'^Parser key "([^"]+)": ', r"\1: ", text)
+    if "Union subtypes" in text:
+        key = text.split(":", 1)[0]
+        expected = dict.fromkeys(re.findall(r"- Expected an? ([^-]+?)\.?(?= Got value| -| Given value|$)", text))
+        if nested := re.search(r"NestedArg\(key='(\w+)', val='?(.*?)'?\)", text):
+            key, value = f"{key}.{nested[1]}", nested[2]
+        else:
+            found = re.search(r"Given value: (.*)$", text)
+            value = found[1] if found else "another type"
+        return f"{key}: expected {' or '.join(expected)}, found {value}"
+    text = re.sub(r"Expected an? (.+?)\.? Got value: ", r"expected \1, found ", text)
+    if unknown := re.match(r"unrecognized arguments: (--[^ =]+)", text):
+        close = get_close_matches(unknown[1], options, 1)
+        return f"{unknown[1]}: no such setting" + (f"; did you mean {close[0]}?" if close else "")
+    return text
+
+
+def _options(made: Any) -> list[str]:
+    return [name for action in made._actions for name in action.option_strings]

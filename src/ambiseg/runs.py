@@ -1,0 +1,240 @@
+"""The folder of a run: what was asked for, what came of it, and everything needed to load it or to go on.
+
+=====================  ============================================================================================
+``config.yaml``        every setting, defaults included
+``run.json``           the data's classes and intensity, versions, seeds, the command
+``split.json``         which case is in which part, with a fingerprint of the data
+``metrics.csv``        one line an epoch
+``best.safetensors``   weights of the epoch with the smallest validation GED
+``last.safetensors``   weights of the last epoch
+``best.ckpt``          the same with optimiser and schedules, to go on from
+``last.ckpt``          what ``ambiseg train --resume`` takes up
+=====================  ============================================================================================
+
+Every file is replaced as a whole: whenever a run is killed, its folder is that of the last finished epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import time
+from dataclasses import asdict, dataclass
+from importlib import resources
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ambiseg import config as configuration
+from ambiseg.config import Config, ConfigError, ModelConfig
+from ambiseg.data.base import Cases
+from ambiseg.data.intensity import Intensity
+from ambiseg.data.splits import Split
+from ambiseg.files import atomic_write, write_text
+from ambiseg.methods import METHODS
+from ambiseg.methods.base import Method
+from ambiseg.nn import UNet
+from ambiseg.nn.unet import FULL, LIGHT
+
+_FORMAT = "ambiseg.Run/1"
+Which = Literal["best", "last"]
+SHIPPED = "demo"  # the model that comes with the package
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a model's numbers mean: the classes, and how raw images become its input."""
+
+    classes: tuple[str, ...]
+    evaluated: tuple[int, ...]
+    channels: int
+    intensity: Intensity
+    title: str
+
+    @staticmethod
+    def of(cases: Cases, intensity: Intensity) -> Card:
+        """The card of a model that is trained on ``cases``."""
+        return Card(tuple(cases.classes), tuple(cases.evaluated), cases.channels, intensity, cases.title)
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """Raw images ``[B, C, H, W]``, in the units of the training data, as the model's input."""
+        if images.ndim != 4 or images.shape[1] != self.channels:
+            raise ValueError(f"expected images [B, {self.channels}, H, W], found {list(images.shape)}")
+        return self.intensity(images)
+
+
+def build_model(model: ModelConfig, channels: int, classes: int) -> Method:
+    """The network that a configuration describes, with fresh weights from PyTorch's global generator."""
+    if model.method not in METHODS:
+        raise ConfigError(f"model.method: expected one of {', '.join(METHODS)}, found {model.method!r}")
+    settings = asdict(model)
+    for key in ("method", "backbone", "channels", "convs", "momentum"):
+        del settings[key]
+    if model.backbone == "deeplabv3plus":
+        if model.channels is not None:
+            raise ConfigError("model.channels: expected nothing with deeplabv3plus, found levels of a U-Net")
+        backbone: Any = model.backbone
+    else:
+        levels = model.channels or (LIGHT if model.backbone == "unet-light" else FULL)
+        backbone = UNet(
+            channels, tuple(levels), convs=model.convs, momentum=model.momentum,
+            gate_level=settings.pop("gate_level"), inject_level=settings.pop("inject_level"),
+        )  # fmt: skip
+    try:
+        return METHODS[model.method](channels, classes, backbone=backbone, **settings)
+    except ValueError as error:
+        raise ConfigError(f"model: {error}") from None
+
+
+class Run:
+    """A run's folder, opened for reading."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise ConfigError(f"{self.folder}: expected the folder of a run, found none")
+        about = self.folder / "run.json"
+        if not about.is_file():
+            raise ConfigError(f"{self.folder}: expected the folder of a run with run.json in it, found no such file")
+        try:
+            self.about: dict[str, Any] = json.loads(about.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ConfigError(f"{about}: expected JSON, found {error}") from None
+        if self.about.get("format") != _FORMAT:
+            raise ConfigError(f"{about}: expected a run of format {_FORMAT}, found {self.about.get('format')}")
+        self.config: Config = configuration.load(self.folder / "config.yaml")
+        data = self.about["data"]
+        self.card = Card(
+            tuple(data["classes"]), tuple(data["evaluated"]), data["channels"], Intensity(**data["intensity"]),
+            data["title"],
+        )  # fmt: skip
+
+    @staticmethod
+    def create(folder: str | os.PathLike[str], config: Config, card: Card, split: Split, command: list[str]) -> Run:
+        """Make the folder and write what is known before the first step."""
+        folder = Path(folder)
+        if folder.exists() and any(folder.iterdir()):
+            hint = "--resume it, or choose another with --out"
+            raise ConfigError(f"{folder}: expected a new or empty folder for the run, found files in it; {hint}")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "config.yaml", configuration.dump(config))
+        split.save(folder / "split.json")
+        about = {
+            "format": _FORMAT,
+            "command": command,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "seed": config.seed,
+            "data": asdict(card),
+            "split": {"fingerprint": split.fingerprint, "rule": str(split.rule)},
+            "versions": versions(),
+            "git": _commit(),
+        }
+        write_text(folder / "run.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+        return Run(folder)
+
+    @property
+    def split(self) -> Split:
+        """Which case was in which part."""
+        return Split.load(self.folder / "split.json")
+
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """``metrics.csv``, one dictionary an epoch; empty cells are left out."""
+        import csv
+
+        path = self.folder / "metrics.csv"
+        if not path.is_file():
+            return []
+        with open(path, newline="", encoding="utf-8") as file:
+            return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
+
+    def model(self, which: Which = "best", device: torch.device | str = "cpu") -> Method:
+        """The trained network in evaluation mode, with the :class:`Card` of its data as ``model.card``."""
+        path = self.folder / f"{which}.safetensors"
+        if not path.is_file():
+            raise ConfigError(f"{path}: expected the weights of a finished epoch, found no such file")
+        with torch.random.fork_rng(devices=[]):  # weights that are about to be replaced take nothing from the caller
+            model = build_model(self.config.model, self.card.channels, len(self.card.classes))
+        read_weights(model, path)
+        model.card = self.card  # type: ignore[assignment]
+        return model.to(device).eval()
+
+
+def load(run: str | os.PathLike[str], which: Which = "best", device: torch.device | str = "cpu") -> Method:
+    """A trained model: the folder of a run, or ``"demo"``, the small one that comes with the package.
+
+    The model's ``card`` says what its classes are and prepares raw images: ``model.predict(model.card.prepare(raw))``.
+    """
+    return open_run(run).model(which, device)
+
+
+def open_run(run: str | os.PathLike[str]) -> Run:
+    """The folder of a run, or the shipped one by its name (a folder of that name goes first)."""
+    if os.fspath(run) == SHIPPED and not Path(run).is_dir():
+        return Run(Path(str(resources.files("ambiseg") / "assets" / SHIPPED)))
+    return Run(run)
+
+
+def write_weights(model: Method, path: Path, about: dict[str, str]) -> None:
+    """Weights and statistics as safetensors, whole or not at all."""
+    from safetensors.torch import save
+
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    content = save(tensors, metadata={"format": "ambiseg.Weights/1", **about})
+    with atomic_write(path) as file:
+        file.write(content)
+
+
+def read_weights(model: Method, path: Path) -> None:
+    """Into a model of the same configuration; a file of another one, or half a file, is named."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        state = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{path}: expected weights as safetensors, found {' '.join(str(error).split())}") from None
+    own = model.state_dict()
+    if missing := sorted(own.keys() - state.keys()):
+        raise ConfigError(f"{path}: expected the weights of this configuration, found no {missing[0]!r}")
+    if extra := sorted(state.keys() - own.keys()):
+        raise ConfigError(f"{path}: expected the weights of this configuration, found {extra[0]!r} as well")
+    for name, tensor in own.items():
+        if tensor.shape != state[name].shape:
+            found = f"{list(state[name].shape)} for {name!r} instead of {list(tensor.shape)}"
+            raise ConfigError(f"{path}: expected the weights of this configuration, found {found}")
+    model.load_state_dict(state)
+
+
+def versions() -> dict[str, str]:
+    """Of everything that may change a number."""
+    found = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+    for package in ("ambiseg", "torch", "numpy", "scipy", "POT", "lightning", "torchmetrics"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _commit() -> str | None:
+    """The commit of the source, when the package runs from a checkout."""
+    try:
+        folder = Path(__file__).parent
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=5)
+        changed = subprocess.run(
+            ["git", "status", "--porcelain"], cwd=folder, capture_output=True, text=True, timeout=5
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    if head.returncode:
+        return None
+    return head.stdout.strip() + (" with changes" if changed.stdout.strip() else "")

@@ -1,0 +1,213 @@
+"""``ambiseg.train``: a configuration in, the folder of a run out. Lightning runs the loop, on a core or eight nodes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ambiseg.config import Config, ConfigError
+from ambiseg.data.batching import Batch
+from ambiseg.data.progress import reporting
+from ambiseg.files import atomic_write
+from ambiseg.runs import Card, Run, build_model
+
+__all__ = ["Stopped", "train"]
+
+
+class Stopped(KeyboardInterrupt):
+    """Training was interrupted from outside; the run can be taken up again."""
+
+
+def train(
+    config: Config,
+    out: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    quiet: bool = False,
+    command: list[str] | None = None,
+) -> Run:
+    """Train a model and return its run.
+
+    Args:
+        config: see :class:`ambiseg.config.Config`; :func:`ambiseg.config.parse` makes one of a recipe.
+        out: the folder of the run. It must be new or empty, unless ``resume``.
+        resume: go on with the run in ``out`` from its last finished epoch, to the bit as if it had not stopped.
+        quiet: print nothing but errors.
+        command: what the user typed, for the record.
+    """
+    import lightning.pytorch as pl
+
+    from ambiseg.data.module import DataModule
+    from ambiseg.training.callbacks import Bar, Keep, Tell
+    from ambiseg.training.fitting import Fitting, NotFinite
+
+    out = Path(out)
+    checkpoint = _checkpoint(out) if resume else None
+    if resume:
+        config = _same(Run(out).config, config)
+    if config.trainer.threads:
+        torch.set_num_threads(config.trainer.threads)
+    with reporting("preparing data", quiet or not _first()) as progress:
+        data = DataModule(config.data, progress=progress)
+        data.prepare_data()
+        data.setup()
+    card = Card.of(data.cases, data.intensity)
+    pl.seed_everything(config.seed, verbose=False)
+    model = build_model(config.model, card.channels, len(card.classes))
+    if _first() and not resume:
+        Run.create(out, config, card, data.split, command if command is not None else sys.argv)
+    elif resume:
+        _unchanged(Run(out), data.split.fingerprint)
+    fitting = Fitting(model, config, card.evaluated, recover=lambda epoch, step: _batch(data, epoch, step))
+    show = not quiet and _first()
+    callbacks: list[Any] = [Keep(out)]
+    callbacks += [Tell(config.trainer.epochs)] if show else []
+    callbacks += [Bar()] if show and sys.stderr.isatty() else []
+    with _plain_speech():
+        trainer = pl.Trainer(
+            max_epochs=config.trainer.epochs,
+            accelerator=config.trainer.accelerator,
+            devices=config.trainer.devices,
+            num_nodes=config.trainer.num_nodes,
+            strategy=config.trainer.strategy,
+            precision=config.trainer.precision,  # type: ignore[arg-type]
+            accumulate_grad_batches=config.trainer.accumulate,
+            gradient_clip_val=config.optimizer.clip,
+            check_val_every_n_epoch=config.trainer.check_every,
+            deterministic=config.trainer.deterministic,
+            callbacks=callbacks,
+            logger=_loggers(config, out),
+            enable_checkpointing=True,
+            enable_progress_bar=any(isinstance(c, Bar) for c in callbacks),
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            default_root_dir=out,
+        )
+        try:
+            trainer.fit(fitting, datamodule=data, ckpt_path=checkpoint, weights_only=True)
+        except NotFinite as error:
+            raise ConfigError(f"{error}; {_save_batch(fitting.offending, out)}") from None
+        except SystemExit:  # how Lightning answers Ctrl-C
+            raise Stopped(_how_to_go_on(out)) from None
+    if trainer.interrupted:
+        raise Stopped(_how_to_go_on(out))
+    return Run(out)
+
+
+def _first() -> bool:
+    """Whether this process is the one that speaks and writes; Lightning and SLURM number them in the environment."""
+    return all(int(os.environ.get(name, 0)) == 0 for name in ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "RANK"))
+
+
+def _batch(data: Any, epoch: int, step: int) -> Batch:
+    loader = data.train_dataloader()
+    loader.sampler.set_epoch(epoch)
+    return loader.dataset[list(loader.sampler)[step]]
+
+
+def _save_batch(batch: Batch | None, out: Path) -> str:
+    if batch is None:
+        return "the batch could not be made again"
+    import numpy as np
+
+    path = out / "offending_batch.npz"
+    with atomic_write(path) as file:
+        np.savez_compressed(
+            file,
+            allow_pickle=False,
+            images=batch.images.numpy(),
+            labels=batch.annotations.labels.numpy(),
+            names=np.array(batch.names),
+        )
+    return f"its images and labels are in {path}"
+
+
+# -- resuming ---------------------------------------------------------------------------------------------------------
+
+
+def _checkpoint(out: Path) -> Path:
+    path = out / "last.ckpt"
+    Run(out)  # names whatever else is wrong with the folder
+    if not path.is_file():
+        raise ConfigError(f"{path}: expected a finished epoch to go on from, found none; start the run again")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        known = isinstance(content, dict) and "ambiseg" in content and "state_dict" in content
+    except Exception as error:  # zip, pickle and torch fail in their own ways on half a file
+        reason = " ".join(str(error).split())[:120]
+        raise ConfigError(f"{path}: expected a checkpoint of ambiseg, found a damaged file ({reason})") from None
+    if not known:
+        raise ConfigError(f"{path}: expected a checkpoint of ambiseg, found another program's")
+    return path
+
+
+def _same(written: Config, asked: Config) -> Config:
+    """The run's own configuration; only how long and on what may differ from it."""
+    import copy
+    from dataclasses import asdict
+
+    allowed = copy.deepcopy(written)
+    allowed.trainer = asked.trainer
+    allowed.data.workers, allowed.data.cache = asked.data.workers, asked.data.cache
+    wanted, found = asdict(allowed), asdict(asked)
+    for section, values in wanted.items():
+        if values != found[section]:
+            keys = [k for k in values if values[k] != found[section][k]] if isinstance(values, dict) else []
+            key = f"{section}.{keys[0]}" if keys else section
+            raise ConfigError(f"--resume: expected {key} as the run has it, found another; start a new run for that")
+    return allowed
+
+
+def _unchanged(run: Run, fingerprint: str) -> None:
+    if run.split.fingerprint != fingerprint:
+        raise ConfigError(f"{run.folder}: expected the data that the run began with, found that they have changed")
+
+
+def _how_to_go_on(out: Path) -> str:
+    if not (out / "last.ckpt").is_file():
+        return f"stopped before the first epoch was finished; remove {out} to start again"
+    return f"stopped; go on with: ambiseg train --resume {out}"
+
+
+# -- Lightning's manners ----------------------------------------------------------------------------------------------
+
+
+def _loggers(config: Config, out: Path) -> Any:
+    if not config.trainer.tensorboard:
+        return False
+    from lightning.pytorch.loggers import TensorBoardLogger
+
+    try:
+        return TensorBoardLogger(str(out), name="tensorboard", version="")
+    except ModuleNotFoundError:
+        raise ConfigError("trainer.tensorboard: expected the package tensorboard, found none: pip install it") from None
+
+
+@contextmanager
+def _plain_speech() -> Iterator[None]:
+    """Lightning's tips and hardware lists are for people who call it themselves."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        for message in (
+            ".*does not have many workers.*",
+            ".*number of training batches.*",
+            ".*exists and is not empty.*",
+        ):
+            warnings.filterwarnings("ignore", message)
+        warnings.filterwarnings("ignore", ".*`isinstance.treespec, LeafSpec.*")
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

@@ -1,0 +1,121 @@
+"""What happens at the end of an epoch: files, and a line that says how it went."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, RichProgressBar
+
+from ambiseg.files import write_text
+from ambiseg.runs import write_weights
+from ambiseg.training.fitting import Fitting
+
+
+class Keep(Checkpoint):
+    """Writes ``last`` and ``best`` at each epoch's end. A file is replaced when its successor is whole."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.best = math.inf
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, Fitting)
+        row = pl_module.history[-1]
+        score = row.get("val_ged", math.nan)
+        better = score < self.best
+        if better:
+            self.best = score
+        last = self.folder / "last.ckpt"
+        draft = self.folder / ".last.ckpt.draft"
+        try:
+            trainer.save_checkpoint(draft)  # every process takes part; the first one writes
+            if trainer.is_global_zero:
+                self._publish(pl_module, draft, last, better)
+        finally:
+            if trainer.is_global_zero:
+                draft.unlink(missing_ok=True)
+        trainer.strategy.barrier()
+
+    def _publish(self, module: Fitting, draft: Path, last: Path, better: bool) -> None:
+        row = module.history[-1]
+        about = {"epoch": str(int(row["epoch"])), "val_ged": f"{row.get('val_ged', math.nan):.6g}"}
+        if better or not (self.folder / "best.ckpt").exists():
+            link = self.folder / ".best.ckpt.draft"
+            link.unlink(missing_ok=True)
+            _link(draft, link)
+            os.replace(link, self.folder / "best.ckpt")
+            write_weights(module.chosen, self.folder / "best.safetensors", about)
+        write_weights(module.chosen, self.folder / "last.safetensors", about)
+        write_text(self.folder / "metrics.csv", _table(module.history))
+        os.replace(draft, last)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best = state_dict["best"]
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        import shutil
+
+        shutil.copyfile(source, target)
+
+
+def _table(history: list[dict[str, float]]) -> str:
+    columns = list(dict.fromkeys(key for row in history for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    for row in history:
+        writer.writerow({key: f"{value:.8g}" for key, value in row.items() if not math.isnan(value)})
+    return text.getvalue()
+
+
+class Tell(Checkpoint):
+    """One line an epoch, for logs and terminals alike; a Checkpoint, because those are called when all is known."""
+
+    def __init__(self, epochs: int) -> None:
+        super().__init__()
+        self.epochs, self._started = epochs, time.monotonic()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._started = time.monotonic()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, Fitting)
+        if not trainer.is_global_zero:
+            return
+        row, width = pl_module.history[-1], len(str(self.epochs))
+        text = f"epoch {int(row['epoch']):{width}d}/{self.epochs}  loss {row['loss']:.4f}"
+        text += "".join(f"  {name} {row[name]:.4f}" for name in ("transport", "kl") if name in row)
+        text += f"  γ {row['capacity']:.2f}" if "capacity" in row else ""
+        text += f"  val GED {row['val_ged']:.4f}" if "val_ged" in row else ""
+        print(f"{text}  {time.monotonic() - self._started:.0f} s", file=sys.stderr, flush=True)
+
+
+class Bar(RichProgressBar):
+    """Lightning's bar with what matters here: loss, KL, γ, validation GED."""
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        assert isinstance(pl_module, Fitting)
+        shown: dict[str, Any] = {}
+        sums = pl_module._sums
+        if sums and float(sums["count"]):
+            shown = {name: f"{float(sums[key] / sums['count']):.3f}" for name, key in (("loss", "total"), ("kl", "kl"))}
+        shown["γ"] = f"{pl_module.settings()['capacity']:.2f}"
+        if pl_module.history and "val_ged" in (row := pl_module.history[-1]):
+            shown["val GED"] = f"{row['val_ged']:.4f}"
+        return shown
