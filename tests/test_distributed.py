@@ -1,0 +1,85 @@
+"""Two processes that talk over gloo: they train, and what they evaluate is what one process evaluates."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ambiseg.data.batching import seed_of
+from ambiseg.data.module import DataModule
+from ambiseg.evaluation import evaluate
+from ambiseg.metrics import ged
+from ambiseg.runs import Run
+from tests.conftest import TINY
+
+TRAIN = """
+import sys
+from ambiseg.config import parse
+from ambiseg.evaluation import evaluate, first_process
+from ambiseg.training import train
+
+if __name__ == "__main__":
+    out, result, *settings = sys.argv[1:]
+    train(parse(settings), out, quiet=True)
+    found = evaluate(out, samples=(4,), accelerator="cpu", devices=2, quiet=True)
+    if first_process():
+        found.save(result)
+"""
+
+
+def run(*command: str, folder: Path) -> None:
+    """Run Python to its end. Whatever it started goes with it when it takes too long."""
+    # Lightning then divides the cores among the processes, which must not change a digit.
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    process = subprocess.Popen(
+        [sys.executable, *command], cwd=folder, env=environment, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        said, _ = process.communicate(timeout=240)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        said, _ = process.communicate()
+        pytest.fail(f"no end after 240 s:\n{said}")
+    assert process.returncode == 0, said
+    assert said == ""
+
+
+def test_two_processes_evaluate_as_one_does(tiny_run, tmp_path):
+    result = tmp_path / "two.json"
+    options = ["--samples", "4", "6", "--batch-size", "3", "--accelerator", "cpu", "--devices", "2", "--quiet"]
+    run("-m", "ambiseg", "evaluate", str(tiny_run), *options, "--out", str(result), folder=tmp_path)
+    one = evaluate(tiny_run, samples=(4, 6), data={"eval_batch_size": 3}, accelerator="cpu", quiet=True)
+    assert one.images > 2 * 3  # both processes had something to do
+    assert result.read_text() == one.to_json()
+    assert result.with_suffix(".csv").read_text() == one.to_csv()
+
+
+def test_two_processes_train(tmp_path):
+    """There is one batch to validate and one to test on, so that the second process has none."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    two = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+    run("train.py", str(tmp_path / "run"), "two.json", *TINY, *two, folder=tmp_path)
+    trained = Run(tmp_path / "run")
+    assert [row["epoch"] for row in trained.history] == [1, 2]
+    assert {path.name for path in trained.folder.iterdir()} == {
+        "config.yaml", "run.json", "split.json", "metrics.csv",
+        "best.safetensors", "last.safetensors", "best.ckpt", "last.ckpt",
+    }  # fmt: skip
+    steps = -(-len(trained.split.parts["train"]) // (2 * trained.config.data.batch_size))
+    assert trained.history[-1]["step"] == 2 * steps  # each process sees half of the images
+    one = evaluate(tmp_path / "run", samples=(4,), accelerator="cpu", quiet=True)
+    assert (tmp_path / "two.json").read_text() == one.to_json()
+
+    data = DataModule(trained.config.data, split=trained.split)
+    data.setup()
+    (batch,) = data.val_dataloader()
+    g = torch.Generator().manual_seed(seed_of(trained.config.seed, "validation", batch.names[0]))
+    again = ged(trained.model("last").predict(batch.images).sample(16, g), batch.annotations).mean().item()
+    assert trained.history[-1]["val_ged"] == pytest.approx(again, rel=1e-7)  # the weights that were saved

@@ -1,0 +1,402 @@
+"""Evaluation of a run: numbers against direct calls of the metrics, intervals, buckets, files, faults."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ambiseg import MaskDistribution, bootstrap, ece, ged, matched_iou, pixel_entropy, sample_diversity
+from ambiseg.cli import main
+from ambiseg.config import ConfigError
+from ambiseg.data.base import DataError
+from ambiseg.data.batching import seed_of
+from ambiseg.data.config import DATASETS
+from ambiseg.data.module import DataModule
+from ambiseg.data.shapes import Shapes
+from ambiseg.evaluation import METRICS, Evaluation, evaluate
+from ambiseg.evaluation.results import mean_of, summarise
+from ambiseg.evaluation.scoring import Rules, Scored, bias, per_expert, score_masks
+from ambiseg.runs import Run
+from tests.conftest import TINY
+
+BATCH = {"eval_batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def found(tiny_run) -> Evaluation:
+    return evaluate(tiny_run, samples=(5, 8), data=BATCH, accelerator="cpu", quiet=True)
+
+
+def drawn(run: Path):
+    """The same masks once more, straight from the model: (batch, key, masks) of every batch and setting."""
+    opened = Run(run)
+    opened.config.data.eval_batch_size = BATCH["eval_batch_size"]
+    data = DataModule(opened.config.data, split=opened.split)
+    data.setup()
+    model = opened.model()
+    for batch in data.test_dataloader():
+        predictive = model.predict(batch.images)
+        for form, n in (("standard", 5), ("standard", 8), ("compact", 4), ("compact", 8)):
+            g = torch.Generator().manual_seed(seed_of(0, "evaluate", form, n, batch.names[0]))
+            masks = predictive.sample(n, g) if form == "standard" else predictive.compact(n // 4, g)  # type: ignore[attr-defined]
+            yield batch, predictive, f"{form}-{n}", masks
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_score_is_that_of_the_metric_on_the_same_draws(tiny_run, found):
+    cases = {case["name"]: case for case in found.cases}
+    assert [(s["form"], s["samples"]) for s in found.settings] == [
+        ("standard", 5), ("standard", 8), ("compact", 4), ("compact", 8),
+    ]  # fmt: skip
+    seen = set()
+    for batch, predictive, key, masks in drawn(tiny_run):
+        expected = {
+            "ged": ged(masks, batch.annotations),
+            "matched_iou": matched_iou(masks, batch.annotations),
+            "diversity": sample_diversity(masks),
+            "entropy": pixel_entropy(masks, 2),
+        }
+        for i, name in enumerate(batch.names):
+            scores = cases[name]["scores"][key]
+            assert {metric: scores[metric] for metric in expected} == {k: v[i].item() for k, v in expected.items()}
+            alone = ece(masks[i].marginal_probs(2).contiguous(), batch.annotations[i].marginal_probs(2))
+            assert scores["ece"] == pytest.approx(alone, abs=1e-12)
+            assert cases[name]["expert_weights"] == predictive.expert_weights[i].double().tolist()
+            assert cases[name]["patient"] == batch.patients[i]
+            seen.add(name)
+        if key.startswith("standard"):
+            unbiased = ged(masks, batch.annotations, unbiased=True)
+            got = [cases[name]["scores"][key]["ged_unbiased"] for name in batch.names]
+            assert got == pytest.approx(unbiased.tolist(), abs=1e-12)
+    assert seen == set(cases) == set(Run(tiny_run).split.parts["test"])
+
+
+def test_pooled_calibration_is_that_of_all_pixels_at_once(tiny_run, found):
+    pairs = [(m, b.annotations) for b, _, key, m in drawn(tiny_run) if key == "standard-8"]
+    predicted, true = (torch.cat([pair[k].marginal_probs(2) for pair in pairs]).contiguous() for k in (0, 1))
+    setting = found.setting("standard", 8)
+    assert setting["ece"]["value"] == pytest.approx(ece(predicted, true), abs=1e-12)
+    curve = setting["reliability"]
+    assert curve["edges"] == [i / 10 for i in range(11)]
+    gaps = [
+        (weight or 0) * abs((p or 0) - (a or 0))
+        for p, a, weight in zip(curve["confidence"], curve["accuracy"], curve["weight"], strict=True)
+    ]
+    assert sum(gaps) == pytest.approx(ece(predicted, true), abs=1e-9)
+
+
+def test_averages_are_over_images_and_intervals_over_patients(found):
+    patients = [case["patient"] for case in found.cases]
+    assert (found.images, found.patients) == (len(patients), len(set(patients)))
+    assert found.patients < found.images  # or the next lines would say nothing
+    for setting in found.settings:
+        key = f"{setting['form']}-{setting['samples']}"
+        values = [case["scores"][key]["ged"] for case in found.cases]
+        clustered, alone = bootstrap(values, patients), bootstrap(values)
+        mean = setting["metrics"]["ged"]
+        assert (mean["mean"], mean["low"], mean["high"]) == (clustered.mean, clustered.low, clustered.high)
+        assert mean["mean"] == pytest.approx(np.mean(values))
+        assert mean["low"] != alone.low
+
+
+def test_buckets_hold_every_image_once_and_their_own_means(found):
+    for setting in found.settings:
+        key = f"{setting['form']}-{setting['samples']}"
+        assert sum(bucket["images"] for bucket in setting["buckets"]) == found.images
+        for bucket in setting["buckets"]:
+            chosen = [case for case in found.cases if case["readers"] == bucket["readers"]]
+            for metric, mean in bucket["metrics"].items():
+                values = [v for case in chosen if (v := case["scores"][key][metric]) is not None]
+                assert mean["count"] == len(values)
+                assert mean["mean"] == (pytest.approx(np.mean(values)) if values else None)
+    shapes = Shapes(count=60, size=32)
+    for case in found.cases:
+        masks = shapes[shapes.names.index(case["name"])]
+        drew = masks.labels.astype(bool).any((1, 2))
+        assert (case["readers"], case["readers_total"]) == (drew.sum(), len(drew))
+        assert case["empty_share"] == pytest.approx(masks.mass[~drew].sum(), abs=1e-6)
+
+
+def test_use_of_experts(found):
+    experts = found.experts
+    assert experts is not None
+    assert experts["count"] == 4
+    weights = np.array([case["expert_weights"] for case in found.cases])
+    assert experts["mean"] == pytest.approx(weights.mean(0).tolist())
+    assert sum(experts["mean"]) == pytest.approx(1, abs=1e-5)
+    assert experts["setting"] == "compact-8"
+    for bucket in experts["by_bucket"]:
+        rows = [row for row, case in zip(weights, found.cases, strict=True) if case["readers"] == bucket["readers"]]
+        assert bucket["mean"] == pytest.approx(np.mean(rows, 0).tolist())
+
+
+def test_compact_form_comes_as_close_as_experts_allow():
+    for n, experts in itertools.product(range(1, 40), range(1, 9)):
+        best = min(range(1, 50), key=lambda s: (abs(s * experts - n), s))
+        assert per_expert(n, experts) == best
+
+
+def test_unbiased_distance_of_stratified_draws_is_right_on_average():
+    """Two experts of two equally likely masks each, every outcome of two draws from either gone through."""
+    rules = Rules("mose", (1,), 2)
+    g = torch.Generator().manual_seed(3)
+    support = torch.randint(2, (2, 2, 5, 5), generator=g)
+    truth = torch.randint(2, (1, 3, 5, 5), generator=g)
+    share = torch.tensor([0.3, 0.7])
+    limit = ged(MaskDistribution(support.flatten(0, 1)[None], (share / 2).repeat_interleave(2)[None]), truth).item()
+    weights = (share / 2).repeat_interleave(2)[None]
+    plain, corrected = [], []
+    for a, b, c, d in itertools.product(range(2), repeat=4):
+        masks = MaskDistribution(
+            torch.stack([support[0, a], support[0, b], support[1, c], support[1, d]])[None], weights
+        )
+        plain.append(ged(masks, truth).item())
+        corrected.append(plain[-1] - bias(masks, sample_diversity(masks), rules, strata=2).item())
+    assert np.mean(corrected) == pytest.approx(limit, abs=1e-7)
+    assert np.mean(plain) > limit + 0.01
+
+
+def test_interval_of_pooled_calibration_draws_whole_patients():
+    """With two patients there are three outcomes: the first twice, both, the second twice."""
+    g = torch.Generator().manual_seed(0)
+    truth = torch.randint(2, (4, 3, 6, 6), generator=g)
+    predicted = torch.randint(2, (4, 5, 6, 6), generator=g)
+    predicted[2:] = 1
+    scored = [_scored(predicted[i], truth[i], f"case {i}", "ab"[i // 2]) for i in range(4)]
+    found = _summary(scored, 5).settings[0]["ece"]
+
+    def pooled(images: slice) -> float:
+        return ece(*(MaskDistribution(x[images]).marginal_probs(2) for x in (predicted, truth)))
+
+    outcomes = [pooled(slice(0, 2)), pooled(slice(0, 4)), pooled(slice(2, 4))]
+    assert [found["value"], found["low"], found["high"]] == pytest.approx([outcomes[1], min(outcomes), max(outcomes)])
+
+
+# -- what has no value ------------------------------------------------------------------------------------------------
+
+
+def _scored(predicted, truth, name: str, patient: str, protocol: str = "mose", valid=None) -> Scored:
+    masks = MaskDistribution(predicted[None])  # a model knows nothing of void pixels
+    return score_masks(
+        masks, MaskDistribution(truth[None], valid=valid), name, patient, Rules(protocol, (1,), 2), "files-5"
+    )
+
+
+def _summary(scored: list[Scored], samples: int, protocol: str = "mose") -> Evaluation:
+    about = {"run": "x", "split": "all", "which": "files", "seed": 0, "data": "x", "threads": 1, "batch_size": 1}
+    return summarise(scored, [("files", samples)], protocol=protocol, classes=["no", "yes"], evaluated=[1], **about)
+
+
+def test_images_without_a_value_are_counted_and_left_out(tmp_path):
+    empty, full = torch.zeros(5, 4, 4, dtype=torch.long), torch.ones(5, 4, 4, dtype=torch.long)
+    scored = [
+        _scored(full, full, "both", "ann", "kohl2018"),
+        _scored(full, empty, "one", "bob", "kohl2018"),
+        _scored(empty, empty, "none", "cem", "kohl2018"),
+        _scored(full, full, "void", "dora", "kohl2018", valid=torch.zeros(1, 4, 4, dtype=torch.bool)),
+    ]
+    found = _summary(scored, 5, "kohl2018")
+    scores = {case["name"]: case["scores"]["files-5"] for case in found.cases}
+    assert scores["both"]["ged"] == 0
+    assert scores["none"]["ged"] is scores["none"]["matched_iou"] is None
+    assert all(scores["void"][metric] is None for metric in METRICS)
+    assert [case["readers"] for case in found.cases] == [5, 0, 0, 0]
+    mean = found.settings[0]["metrics"]
+    assert (mean["ged"]["count"], mean["matched_iou"]["count"], mean["entropy"]["count"]) == (1, 2, 3)
+    assert mean["matched_iou"]["mean"] == 0.5
+    assert (mean["ged"]["low"], mean["ged"]["high"]) == (None, None)  # one patient says nothing about others
+    found.save(tmp_path / "e.json")
+    assert Evaluation.load(tmp_path / "e.json") == found
+
+
+def test_void_pixels_count_nowhere():
+    g = torch.Generator().manual_seed(1)
+    predicted, truth = torch.randint(2, (5, 6, 6), generator=g), torch.randint(2, (3, 6, 6), generator=g)
+    valid = torch.ones(1, 6, 6, dtype=torch.bool)
+    valid[:, 3:] = False
+    cut = _scored(predicted[:, :3], truth[:, :3], "a", "a")
+    assert _scored(predicted, truth, "a", "a", valid=valid).case == cut.case
+    assert _scored(predicted, truth, "a", "a").case != cut.case
+
+
+def test_a_mean_of_nothing():
+    assert mean_of([None, None], ["ann", "bob"]) == {"mean": None, "low": None, "high": None, "count": 0}
+
+
+def test_one_mask_has_no_unbiased_distance(tiny_run):
+    found = evaluate(tiny_run, samples=(1,), data=BATCH, accelerator="cpu", quiet=True)
+    assert [(s["form"], s["samples"]) for s in found.settings] == [("standard", 1), ("compact", 4)]
+    for setting in found.settings:
+        assert setting["metrics"]["ged_unbiased"]["mean"] is None
+        assert setting["metrics"]["ged"]["count"] == found.images
+
+
+# -- what must not matter ---------------------------------------------------------------------------------------------
+
+
+class Backwards(Shapes):
+    """The same cases, listed the other way round."""
+
+    def __init__(self, count: int, size: int) -> None:
+        super().__init__(count, size)
+        self._right = Shapes(count, size)
+        self.names, self.patients = self._right.names[::-1], self._right.patients[::-1]
+
+    def __getitem__(self, index):
+        return self._right[-1 - index]
+
+    def digest(self, index):
+        return self._right.digest(len(self) - 1 - index)
+
+    def image_digest(self, index):
+        return self._right.image_digest(len(self) - 1 - index)
+
+
+def test_order_of_the_data_does_not_matter(tiny_run, found, monkeypatch):
+    monkeypatch.setitem(DATASETS, "shapes", Backwards)
+    assert evaluate(tiny_run, samples=(5, 8), data=BATCH, accelerator="cpu", quiet=True) == found
+
+
+def test_another_seed_makes_other_draws_of_the_same_features(tiny_run, found):
+    other = evaluate(tiny_run, samples=(8,), forms=["standard"], seed=1, data=BATCH, accelerator="cpu", quiet=True)
+    assert [case["expert_weights"] for case in other.cases] == [case["expert_weights"] for case in found.cases]
+    assert other.setting("standard", 8) != found.setting("standard", 8)
+    assert torch.get_num_threads() == 1
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_json_and_csv_hold_every_number(found, tmp_path):
+    path = tmp_path / "evaluation.json"
+    found.save(path)
+    assert Evaluation.load(path) == found
+    content = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert content["format"] == "ambiseg.Evaluation/1"
+    assert {"run", "split", "protocol", "which", "seed", "images", "patients", "classes", "evaluated"} <= set(content)
+    rows = list(csv.DictReader((tmp_path / "evaluation.csv").read_text().splitlines()))
+    assert len(rows) == found.images * len(found.settings)
+    scores = {(case["name"], key): values for case in found.cases for key, values in case["scores"].items()}
+    for row in rows:
+        for metric in METRICS:
+            value = scores[row["name"], f"{row['form']}-{row['samples']}"][metric]
+            assert (float(row[metric]) if row[metric] else None) == value
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": "other/1"}', '{"format": "ambiseg.Evaluation/1"}'])
+def test_other_files_are_refused_by_name(text, tmp_path):
+    path = tmp_path / "e.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=r"e\.json: expected an evaluation"):
+        Evaluation.load(path)
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_command_prints_tables_and_writes_files(tiny_run, found, tmp_path, capsys, monkeypatch):
+    run = shutil.copytree(tiny_run, tmp_path / "a run")
+    options = ["--samples", "5", "8", "--batch-size", "4", "--accelerator", "cpu"]
+    for width in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main(["evaluate", str(run), *options]) == 0
+        text = capsys.readouterr().out
+        assert all(len(line) <= width for line in text.splitlines() if str(run) not in line)
+        assert "…" not in text
+    mean = found.setting("compact", 8)["metrics"]["ged"]
+    assert f"{mean['mean']:.3f} [{mean['low']:.3f}, {mean['high']:.3f}]" in text
+    assert "by how many readers drew anything" in text
+    assert "█" in text
+    written = Evaluation.load(run / "evaluation-test.json")
+    assert (written.cases, written.settings) == (found.cases, found.settings)
+    assert (run / "evaluation-test.csv").is_file()
+
+
+def test_command_prints_json_or_nothing(tiny_run, found, tmp_path, capsys):
+    options = ["--samples", "8", "--form", "standard", "--batch-size", "4", "--accelerator", "cpu"]
+    out = tmp_path / "x.json"
+    assert main(["evaluate", str(tiny_run), *options, "--json", "--quiet", "--out", str(out)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == out.read_text()
+    assert json.loads(printed.out)["settings"] == [found.setting("standard", 8)]
+    assert printed.err == ""
+    assert not (tiny_run / "evaluation-test.json").exists()
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+def _no_weights(run: Path) -> None:
+    (run / "best.safetensors").unlink()
+
+
+def _half_the_weights(run: Path) -> None:
+    path = run / "best.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def _no_split(run: Path) -> None:
+    (run / "split.json").unlink()
+
+
+def _other_data(old: str, new: str):
+    def change(run: Path) -> None:
+        path = run / "config.yaml"
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "options", "message"),
+    [
+        (_no_weights, [], "best.safetensors: expected the weights of a finished epoch, found no such file"),
+        (_half_the_weights, [], "best.safetensors: expected weights as safetensors, found"),
+        (_no_split, [], "split.json: No such file"),
+        (_other_data("count: 60", "count: 62"), [], "the data must be those that the run began with: shapes: expected"),
+        (_other_data("count: 60", "count: 50"), [], "the data must be those that the run began with: shapes: expected"),
+        (_other_data("size: 32", "size: 16"), [], "the data must be those that the run began with: shapes: the cases"),
+        (None, ["--split", "tset"], "split.json: expected part 'tset', found train, val, test"),
+        (None, ["--protocol", "moose"], "protocol: expected one of mose, kohl2018"),
+        (None, ["--form", "short"], "form: expected one of standard, compact, found 'short'"),
+        (None, ["--samples", "0"], "samples: expected numbers of at least 1, found 0"),
+        (None, ["--threads", "0"], "threads: expected at least 1, found 0"),
+        (None, ["--accelerator", "zpu"], "expected devices that are there, found accelerator zpu"),
+        (None, ["--protocol", "rectangular", "--form", "compact"], "'rectangular' has no weighted form"),
+        (None, ["--predictions", "x", "--truth", "y"], "expected RUN, or --predictions and --truth, found both"),
+    ],
+)
+def test_one_line_names_what_is_wrong(damage, options, message, tiny_run, tmp_path, capsys):
+    run = shutil.copytree(tiny_run, tmp_path / "run")
+    if damage:
+        damage(run)
+    assert main(["evaluate", str(run), "--quiet", *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not (run / "evaluation-test.json").exists()
+
+
+def test_unknown_settings_of_the_data_are_named(tiny_run):
+    with pytest.raises(ConfigError, match=r"data: expected some of name, root, .* found 'rot'"):
+        evaluate(tiny_run, data={"rot": "x"})
+
+
+def test_evaluation_does_not_touch_the_run(tiny_run, found):
+    assert {path.name for path in tiny_run.iterdir()} == {
+        "config.yaml", "run.json", "split.json", "metrics.csv",
+        "best.safetensors", "last.safetensors", "best.ckpt", "last.ckpt",
+    }  # fmt: skip
+    assert len(TINY) > 0
+    assert all(math.isfinite(case["scores"]["standard-8"]["ged"] or 0) for case in found.cases)

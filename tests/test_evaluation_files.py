@@ -1,0 +1,253 @@
+"""Masks of other tools: layouts, weights, hand-computed scores, and one line for everything that can be wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ambiseg import MaskDistribution, ged, matched_iou
+from ambiseg.cli import main
+from ambiseg.data.export import export
+from ambiseg.data.folder import Folder
+from ambiseg.data.shapes import Shapes
+from ambiseg.evaluation import evaluate_files
+from tests.files import disc, save, save_nifti
+
+LEFT, RIGHT, ALL, NONE = (np.array([row] * 2, np.uint8) for row in ([1, 1, 0, 0], [0, 0, 1, 1], [1] * 4, [0] * 4))
+READERS = {"a": {"Ann": LEFT, "Bob": RIGHT}, "b": {"Ann": ALL, "Bob": NONE}}
+SAMPLES = {"a": {"s1": LEFT, "s2": LEFT}, "b": {"s1": ALL, "s2": NONE}}
+# a: 2 E[d(S, Y)] = 2 · ½, no diversity of samples, E[d(Y, Y′)] = ½.  b: the readers' own masks.
+GED, MATCHED = {"a": 0.5, "b": 0.0}, {"a": 0.5, "b": 1.0}
+
+
+@pytest.fixture
+def folders(tmp_path) -> tuple[Path, Path]:
+    """Predictions as sample/case.png, truth as reader/case.png."""
+    for place, masks in (("predictions", SAMPLES), ("truth", READERS)):
+        for case, by in masks.items():
+            for who, mask in by.items():
+                save(tmp_path / place / who / f"{case}.png", mask * 255)
+    return tmp_path / "predictions", tmp_path / "truth"
+
+
+def scores(predictions: Path, truth: Path, **options) -> dict[str, dict[str, float | None]]:
+    found = evaluate_files(predictions, truth, quiet=True, **options)
+    key = f"files-{found.settings[0]['samples']}"
+    return {case["name"]: case["scores"][key] for case in found.cases}
+
+
+def check(found: dict[str, dict[str, float | None]]) -> None:
+    assert {name: values["ged"] for name, values in found.items()} == GED
+    assert {name: values["matched_iou"] for name, values in found.items()} == MATCHED
+
+
+def test_hand_case(folders):
+    found = scores(*folders)
+    check(found)
+    assert (found["a"]["empty_mass"], found["b"]["empty_mass"]) == (0, 0.5)
+    assert (found["a"]["diversity"], found["b"]["diversity"]) == (0, 0.5)
+    assert found["b"]["entropy"] == pytest.approx(np.log(2))
+    assert (found["a"]["ece"], found["b"]["ece"]) == (
+        0.25,
+        0,
+    )  # certain in half of the pixels, with half right
+    whole = evaluate_files(*folders, quiet=True)
+    assert (whole.images, whole.patients, whole.split, whole.which) == (2, 2, "all", "files")
+    assert [case["readers"] for case in whole.cases] == [2, 1]
+    assert whole.experts is None
+
+
+def test_folders_in_the_other_order(folders, tmp_path):
+    for case, by in SAMPLES.items():
+        for sample, mask in by.items():
+            save(tmp_path / "turned" / case / f"{sample}.png", mask)  # 0 and 1 instead of 0 and 255
+    check(scores(tmp_path / "turned", folders[1]))
+
+
+def test_distributions_of_the_library(folders, tmp_path):
+    for case, by in SAMPLES.items():
+        masks = MaskDistribution(np.stack([by["s1"], by["s2"]])[None])
+        (tmp_path / "npz").mkdir(exist_ok=True)
+        masks.save(tmp_path / "npz" / f"{case}.npz")
+    check(scores(tmp_path / "npz", folders[1]))
+
+
+def test_weights(folders):
+    predictions, truth = folders
+    (predictions / "weights.json").write_text(json.dumps({"b": {"s1": 3, "s2": 1}}))
+    found = scores(predictions, truth)
+    expected = MaskDistribution(torch.tensor(np.stack([ALL, NONE]))[None], torch.tensor([[0.75, 0.25]]))
+    readers = torch.tensor(np.stack([ALL, NONE]))[None]
+    assert found["b"]["ged"] == pytest.approx(ged(expected, readers).item()) == pytest.approx(0.125)
+    assert found["b"]["matched_iou"] == pytest.approx(matched_iou(expected, readers).item())
+    assert found["b"]["empty_mass"] == 0.25
+    assert found["a"]["ged"] == GED["a"]
+
+
+def test_a_data_folder_with_images_void_patients_and_splits(tmp_path):
+    cases = Shapes(count=6, size=16, readers=3)
+    export(cases, tmp_path / "truth")
+    settings = json.loads((tmp_path / "truth" / "ambiseg.json").read_text())
+    (tmp_path / "truth" / "ambiseg.json").write_text(json.dumps({**settings, "void": 255}))
+    truth = Folder(tmp_path / "truth", quiet=True)
+    name = truth.file_of(0, "reader_1")
+    marked = np.array(truth[0].labels[0])
+    marked[:4] = 255
+    save(name, marked)
+    for case in cases:
+        save(tmp_path / "mine" / "only" / f"{case.name}.png", case.labels[0])
+    found = evaluate_files(tmp_path / "mine", tmp_path / "truth", quiet=True)
+    assert (found.images, found.patients) == (6, 3)
+    first = Folder(tmp_path / "truth", quiet=True)[0]
+    valid = torch.from_numpy(first.valid)[None]  # type: ignore[arg-type]
+    expected = ged(cases[0].labels[None, :1], MaskDistribution(first.labels[None], valid=valid))
+    assert found.cases[0]["scores"]["files-1"]["ged"] == expected.item()
+    assert found.cases[0]["scores"]["files-1"]["ged_unbiased"] is None
+
+    rows = (tmp_path / "truth" / "manifest.csv").read_text().splitlines()
+    assert "split" not in rows[0]
+    parts = ["split", *("train" if n < 9 else "test" for n in range(18))]  # three readers a case
+    parted = [f"{row},{part}" for row, part in zip(rows, parts, strict=True)]
+    (tmp_path / "truth" / "manifest.csv").write_text("\n".join(parted) + "\n")
+    part = evaluate_files(tmp_path / "mine", tmp_path / "truth", split="test", quiet=True)
+    assert [case["name"] for case in part.cases] == [case["name"] for case in found.cases[3:]]
+    assert part.cases == found.cases[3:]
+
+
+def test_volumes_slice_by_slice(tmp_path):
+    rng = np.random.default_rng(0)
+    image, reader = rng.normal(size=(8, 6, 3)).astype(np.float32), (rng.random((8, 6, 3)) > 0.5).astype(np.uint8)
+    save_nifti(tmp_path / "truth" / "images" / "scan.nii.gz", image)
+    save_nifti(tmp_path / "truth" / "masks" / "Ann" / "scan.nii.gz", reader)
+    save_nifti(tmp_path / "mine" / "1" / "scan.nii.gz", reader)
+    save_nifti(tmp_path / "mine" / "2" / "scan.nii.gz", 1 - reader)
+    found = evaluate_files(tmp_path / "mine", tmp_path / "truth", quiet=True)
+    assert [case["name"] for case in found.cases] == ["scan#000", "scan#001", "scan#002"]
+    assert {case["scores"]["files-2"]["matched_iou"] for case in found.cases} == {0.5}
+    assert found.patients == 1
+
+
+def _drop(predictions: Path, truth: Path) -> None:
+    for sample in ("s1", "s2"):
+        (predictions / sample / "b.png").unlink()
+
+
+def _resize(predictions: Path, truth: Path) -> None:
+    save(predictions / "s2" / "a.png", disc(4, 4))
+
+
+def _stray(predictions: Path, truth: Path) -> None:
+    shutil.copy(predictions / "s1" / "a.png", predictions / "s1" / "c.png")
+
+
+def _twice(predictions: Path, truth: Path) -> None:
+    shutil.copy(predictions / "s1" / "a.png", predictions / "s1" / "a.bmp")
+
+
+def _text(predictions: Path, truth: Path) -> None:
+    (predictions / "s1" / "a.png").write_text("not a picture")
+
+
+def _class(predictions: Path, truth: Path) -> None:
+    save(predictions / "s1" / "a.png", LEFT * 7)
+
+
+def _damaged(predictions: Path, truth: Path) -> None:
+    (predictions / "a.npz").write_bytes(b"PK nothing")
+
+
+def _two_images(predictions: Path, truth: Path) -> None:
+    MaskDistribution(torch.zeros(2, 3, 2, 4, dtype=torch.long)).save(predictions / "a.npz")
+
+
+def _class_in_npz(predictions: Path, truth: Path) -> None:
+    MaskDistribution(torch.full((1, 3, 2, 4), 2)).save(predictions / "a.npz")
+
+
+def _weights(content: str):
+    def write(predictions: Path, truth: Path) -> None:
+        (predictions / "weights.json").write_text(content)
+
+    return write
+
+
+def _beside(predictions: Path, truth: Path) -> None:
+    shutil.copy(truth / "Ann" / "a.png", truth / "a.png")
+
+
+def _nothing(predictions: Path, truth: Path) -> None:
+    shutil.rmtree(truth)
+    truth.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_drop, "predictions: expected masks of 2 cases, found none of 1: 'b'"),
+        (_resize, "s2/a.png: expected 2×4 as its image a.png, found 4×4"),
+        (_stray, "s1/c.png: expected masks as SAMPLE/CASE.png, CASE/SAMPLE.png or CASE.npz with a case of the truth"),
+        (_twice, "a.png: expected one file for sample 's1' of 'a', found a.bmp too"),
+        (_text, "s1/a.png: expected PNG, found text"),
+        (_class, "s1/a.png: expected the declared values 0, 1, 255, found value 7 in 4 pixels"),
+        (_damaged, "a.npz: cannot be read as a MaskDistribution"),
+        (_two_images, "a.npz: expected masks of 1 image of 2×4 as the truth's, found 2 images of 2×4"),
+        (_class_in_npz, "a.npz: class ids must be below classes=2, found 2"),
+        (_weights("{"), "weights.json: expected JSON, found"),
+        (_weights("[]"), "weights.json: expected {case: {sample: weight}}, found something else"),
+        (_weights('{"z": {}}'), "weights.json: expected cases of the truth, found 'z'"),
+        (_weights('{"a": {"s1": 1}}'), "weights.json: expected a weight for each mask of 'a', found no weight of 's2'"),
+        (_weights('{"a": {"s1": 1, "s2": -1}}'), "expected weights of 0 or more, one above 0, found [1, -1] for 'a'"),
+        (_weights('{"a": {"s1": 0, "s2": 0}}'), "expected weights of 0 or more, one above 0, found [0, 0] for 'a'"),
+        (_beside, "truth/a.png: expected images/ and masks/, or masks as READER/CASE.png, found it beside both"),
+        (_nothing, "truth: expected images/ and masks/, or masks as READER/CASE.png, found no mask"),
+    ],
+)
+def test_one_line_names_the_file(damage, message, folders, capsys):
+    predictions, truth = folders
+    damage(predictions, truth)
+    assert main(["evaluate", "--predictions", str(predictions), "--truth", str(truth), "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--predictions", "nowhere", "--truth", "truth"],
+            "nowhere: expected a folder of predicted masks, found nothing",
+        ),
+        (["--predictions", "predictions", "--truth", "nowhere"], "nowhere: expected a folder of the readers' masks"),
+        (["--predictions", "predictions"], "expected --predictions and --truth together, found one of them"),
+        (["--predictions", "predictions", "--truth", "truth", "--samples", "4"], "expected --samples with a RUN only"),
+        (
+            ["--predictions", "predictions", "--truth", "truth", "--split", "test"],
+            "expected a folder that declares a split",
+        ),
+        (["--predictions", "predictions", "--truth", "truth", "--protocol", "x"], "protocol: expected one of mose"),
+        ([], "expected the folder of a run, or --predictions DIR --truth DIR, found neither"),
+    ],
+)
+def test_one_line_names_the_option(options, message, folders, capsys, monkeypatch):
+    monkeypatch.chdir(folders[0].parent)
+    assert main(["evaluate", *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def test_command(folders, tmp_path, capsys):
+    predictions, truth = folders
+    out = tmp_path / "scores.json"
+    assert main(["evaluate", "--predictions", str(predictions), "--truth", str(truth), "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "2 images of 2 patients" in text
+    assert "0.250 [0.000, 0.500]" in text
+    assert json.loads(out.read_text())["settings"][0]["form"] == "files"
+    assert (tmp_path / "scores.csv").is_file()
