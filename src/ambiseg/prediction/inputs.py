@@ -1,0 +1,167 @@
+"""What to predict on: files, folders and DICOM series by name, arrays from memory, and their pixels as input."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ambiseg.data.base import DataError
+from ambiseg.data.layout import IGNORED
+from ambiseg.data.problems import Refused, count, some
+from ambiseg.data.readers import FORMATS, UNREAD, Source, format_of, stem_of, suffix_of
+
+
+@dataclass(frozen=True)
+class Input:
+    """One image to predict on; its results go into a folder of its name."""
+
+    name: str
+    path: Path
+
+
+def find_inputs(
+    paths: Sequence[str | os.PathLike[str]], dicom: str = "series", skip: str | os.PathLike[str] | None = None
+) -> list[Input]:
+    """Every image that ``paths`` lead to, folders with all that is below them.
+
+    A file is named by its stem, one inside of a given folder by its path from there. Where two would share a name they
+    keep their suffix, and where that does not help the name of their folder as well.
+
+    Args:
+        dicom: the DICOM files of a folder are the slices of one ``"series"``, or ``"files"`` that stand alone.
+        skip: a folder that is not looked into: earlier results are no images.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for name in ("a.png", "a.tif", "notes.txt", "b/c.nii.gz"):
+    ...     (folder / name).parent.mkdir(exist_ok=True)
+    ...     _ = (folder / name).write_bytes(b"")
+    >>> [one.name for one in find_inputs([folder])]
+    ['a.png', 'a.tif', 'b/c']
+    """
+    found: dict[str, tuple[Path, Path]] = {}  # real path -> path, and the folder that its name counts from
+    for given in map(Path, paths):
+        if not given.exists():
+            raise Refused.of("E001", given, "expected an image or a folder of images, found nothing of that name")
+        whole = Path(os.path.abspath(given))
+        if given.is_dir():
+            inside = list(_walk(given, dicom, None if skip is None else os.path.realpath(skip)))
+            if not inside:
+                held = some(sorted(p.name for p in given.iterdir())) or "an empty folder"
+                raise Refused.of("E003", given, f"expected images ({' '.join(FORMATS)}), found {held}")
+            for path in inside:
+                found.setdefault(os.path.realpath(path), (path, whole if path != given else whole.parent))
+        else:
+            found.setdefault(os.path.realpath(given), (given, whole.parent))
+    pairs = list(found.values())
+    return [Input(name, path) for name, (path, _) in zip(_names(pairs), pairs, strict=True)]
+
+
+def _walk(top: Path, dicom: str, skip: str | None) -> Iterator[Path]:
+    if (top / "images").is_dir() and (top / "masks").is_dir():
+        raise Refused.of("E003", top, f"expected images alone, found masks/ as well; name {top / 'images'} instead")
+    been: set[str] = set()
+    for here, folders, files in os.walk(top, followlinks=True):
+        been.add(os.path.realpath(here))  # a link to a folder above would lead round in circles
+        folders[:] = sorted(
+            f
+            for f in folders
+            if not _hidden(f) and (real := os.path.realpath(Path(here, f))) not in been and real != skip
+        )
+        paths = [Path(here, name) for name in sorted(files) if not _hidden(name)]
+        kinds = {path: format_of(path) for path in paths}
+        if dicom == "series" and "DICOM" in kinds.values():
+            yield Path(here)
+            paths = [path for path in paths if kinds[path] != "DICOM"]
+        # Pictures in formats that are not read are yielded too: opening them says so, and silence would lose them.
+        yield from (path for path in paths if kinds[path] or suffix_of(path) in UNREAD)
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(".") or name.lower() in IGNORED
+
+
+def _names(pairs: list[tuple[Path, Path]]) -> list[str]:
+    """The shortest names that tell all apart, also where a file system does not tell capitals from small letters."""
+    choices = []
+    for path, top in pairs:
+        whole = Path(os.path.abspath(path))
+        inside = whole.relative_to(top).parent
+        stem = whole.name if path.is_dir() else stem_of(whole)
+        choices.append([(inside / stem).as_posix(), (inside / whole.name).as_posix(), "/".join(whole.parts[-2:])])
+    names = [_composed(choice[0]) for choice in choices]
+    for longer in (1, 2):
+        for i in _clashing(names):
+            names[i] = _composed(choices[i][longer])
+    taken: Counter[str] = Counter()
+    for i in _clashing(names):  # the same folder and file in two places: nothing is left but to count
+        taken[names[i].casefold()] += 1
+        names[i] += f"-{taken[names[i].casefold()]}"
+    return names
+
+
+def _composed(name: str) -> str:
+    return unicodedata.normalize("NFC", name).lstrip("./") or "image"
+
+
+def _clashing(names: list[str]) -> list[int]:
+    """Names that are another's too, or that another's folder would lie in."""
+    folded = [name.casefold() for name in names]
+    times = Counter(folded)
+    above = {parent.as_posix() for name in folded for parent in Path(name).parents}
+    return [i for i, name in enumerate(folded) if times[name] > 1 or name in above]
+
+
+# -- pixels ------------------------------------------------------------------------------------------------------
+
+
+def array_source(array: np.ndarray | Tensor, name: str) -> Source:
+    """An image ``[C, H, W]`` or a volume ``[D, C, H, W]`` from memory, as if it had been a file.
+
+    >>> array_source(np.zeros((5, 1, 4, 6)), "a").form
+    '5 slices of 4×6'
+    """
+    pixels = array.detach().cpu().numpy() if isinstance(array, Tensor) else np.asarray(array)
+    if pixels.ndim not in (3, 4) or pixels.dtype.kind not in "buif" or 0 in pixels.shape:
+        raise DataError(
+            f"{name}: expected an array of numbers [C, H, W] or [D, C, H, W], found {pixels.dtype} {list(pixels.shape)}"
+        )
+    pixels = pixels if pixels.ndim == 4 else pixels[None]
+    slices, channels, height, width = pixels.shape
+    return Source(Path(name), "array", slices, (height, width), channels, pixels.dtype, lambda k: pixels[k])
+
+
+def read_pixels(source: Source, k: int, channels: int, convert: bool) -> Tensor:
+    """Slice ``k`` in its own units, ``[1, channels, H, W]`` float32.
+
+    Args:
+        channels: that the model was trained on.
+        convert: repeat a grey image in three channels, and take one of three that are equal.
+    """
+    raw = source.read(k)
+    if len(raw) != channels:
+        raw = _converted(raw, channels) if convert else None
+    if raw is None:
+        ways = {(3, 1): "; --convert reads grey as colour", (1, 3): "; --convert reads three equal channels as one"}
+        message = f"expected {count(channels, 'channel')}, as the model was trained on, found {source.channels}"
+        hint = ways.get((channels, source.channels), "") if not convert else ""
+        raise Refused.of("E308", source.path, message + hint)
+    if raw.dtype.kind == "f" and (wrong := int((~np.isfinite(raw)).sum())):
+        raise Refused.of("E206", source.path, f"expected finite values, found {count(wrong, 'value')} nan or infinite")
+    return torch.from_numpy(np.array(raw, np.float32))[None]
+
+
+def _converted(raw: np.ndarray, channels: int) -> np.ndarray | None:
+    if channels == 3 and len(raw) == 1:
+        return np.repeat(raw, 3, 0)
+    if channels == 1 and len(raw) == 3 and (raw[0] == raw[1]).all() and (raw[0] == raw[2]).all():
+        return raw[:1]
+    return None

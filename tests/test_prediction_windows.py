@@ -1,0 +1,179 @@
+"""Large images: features by windows, one gate, one draw, and no seams."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ambiseg import MoSE
+from ambiseg.data.base import DataError
+from ambiseg.data.shapes import Shapes
+from ambiseg.nn import Adapter, DeepLabV3Plus, Experts, Gate, UNet
+from ambiseg.nn.features import Features
+from ambiseg.prediction import Predictor, predict, windows
+from ambiseg.prediction.inputs import array_source
+from ambiseg.prediction.windows import cuts, plan, reduction, stitched
+from ambiseg.runs import load
+
+
+@pytest.fixture(scope="module")
+def mosaic() -> np.ndarray:
+    """``[1, 192, 224]``: many shapes side by side, cut where windows will not be."""
+    shapes = Shapes(count=60, size=32)
+    rows = [np.concatenate([shapes[8 * r + c].image[0] for c in range(8)], 1) for r in range(7)]
+    return np.concatenate(rows, 0)[None, 13 : 13 + 192, 9 : 9 + 224]
+
+
+def both(backbone, image: Tensor, window: int, overlap: int) -> tuple[Features, Features]:
+    """Features of the whole image, and by windows."""
+    planned = plan(image.shape[2:], backbone, window, overlap)
+    assert planned is not None
+    with torch.no_grad():
+        return backbone(image), stitched(backbone, image, planned)
+
+
+@given(
+    length=st.integers(1, 60),
+    window=st.integers(1, 30),
+    overlap=st.integers(0, 15),
+    multiple=st.sampled_from([1, 2, 8]),
+)
+def test_windows_are_a_partition_of_unity(length, window, overlap, multiple):
+    overlap, length = min(overlap, window // 2), length * multiple
+    total, seen = torch.zeros(length), 0
+    for at, weights in cuts(length, window, overlap, multiple):
+        assert at % multiple == 0
+        assert at + len(weights) <= length
+        assert (weights >= 0).all()
+        quarter = overlap // 4
+        assert at == 0 or (weights[:quarter] == 0).all()
+        assert at + len(weights) == length or (weights[len(weights) - quarter :] == 0).all()
+        total[at : at + len(weights)] += weights
+        assert at <= seen  # no gap
+        seen = at + len(weights)
+    assert seen == length
+    assert torch.allclose(total, torch.ones(length))
+
+
+def reach(backbone: UNet, size: int = 96) -> int:
+    """How far a pixel is seen."""
+    image = torch.zeros(1, 1, size, size)
+    moved = image.clone()
+    moved[0, 0, size // 2, size // 2] = 50
+    with torch.no_grad():
+        change = (backbone(moved).dense - backbone(image).dense).abs().amax((0, 1))
+    return int((change.nonzero() - size // 2).abs().max())
+
+
+@pytest.mark.parametrize("size", [(150, 203), (64, 230), (331, 40)])
+def test_with_enough_overlap_features_are_those_of_the_whole_image(size):
+    backbone, image = UNet(1, (4, 8)).eval(), torch.rand(1, 1, *size)
+    assert 8 < reach(backbone) <= 16
+    whole, parts = both(backbone, image, window=128, overlap=64)  # the outer 16 of an overlap count nothing
+    assert parts.dense.shape == whole.dense.shape
+    assert torch.allclose(parts.dense, whole.dense, atol=1e-5)
+    assert torch.allclose(parts.gate.mean((2, 3)), whole.gate.mean((2, 3)), atol=1e-5)
+    whole, parts = both(backbone, image, window=128, overlap=8)  # less than it sees: the borders of windows show
+    assert not torch.allclose(parts.dense, whole.dense, atol=1e-2)
+
+
+def test_masks_have_no_seams(tiny_run, mosaic):
+    model = load(tiny_run)
+    whole, parts = (predict(model, mosaic, merge=False, window=window)[0] for window in (0, 64))
+    assert (whole.windows, parts.windows) == (1, 20)  # 64 pixels, of which 16 overlap: 4 down and 5 across
+    for mine, theirs in zip(parts.draws, whole.draws, strict=True):
+        assert mine.expert == theirs.expert
+    drawn = [one.masks.labels[0, [draw.mask for draw in one.draws]] for one in (whole, parts)]
+    assert (drawn[0] != drawn[1]).float().mean() < 0.002
+    assert drawn[0].float().std() > 0.1  # there is something to disagree about
+    assert torch.allclose(whole.expert_weights, parts.expert_weights, atol=1e-3)
+    # Where one window gives way to the next, masks change from a pixel to its neighbour as often as they do anyway.
+    seams = [at for at in (*range(48, 192, 48), *range(64, 224, 48)) if at < 190]
+    for axis in (1, 2):
+        jumps = [(one.diff(dim=axis) != 0).float().mean(tuple({0, 1, 2} - {axis}))[seams].mean() for one in drawn]
+        assert abs(jumps[1] / jumps[0] - 1) < 0.05
+
+
+def test_features_fade_from_window_to_window():
+    backbone, image = UNet(1, (8, 16, 16, 16)).eval(), torch.rand(1, 1, 64, 320)
+    assert reach(backbone) > 40  # far more than windows overlap
+    starts = [cut.start for cut in plan((64, 320), backbone, 128, 32)[1]]  # type: ignore[index]
+    assert starts == [0, 96, 192]
+
+    def jump(features: Features, columns: list[int]) -> float:
+        return float(features.dense.diff(dim=3).abs().mean((0, 1, 2))[columns].mean())
+
+    whole, parts = both(backbone, image, 128, 32)
+    blend = [start + c for start in starts[1:] for c in range(32)]
+    assert jump(parts, blend) < 1.05 * jump(whole, blend)
+    whole, parts = both(backbone, image, 128, 0)  # without overlap the seams are there
+    cut = [127, 255]
+    assert jump(parts, cut) > 1.5 * jump(whole, cut)
+
+
+def test_one_gate_and_one_draw_for_all_windows(tiny_run, mosaic, monkeypatch):
+    calls: dict[str, list[tuple[int, ...]]] = {"gate": [], "draw": [], "backbone": []}
+    gate, draw, forward = Gate.forward, Experts.of, UNet.forward
+
+    def counted(name, function):
+        def wrapped(self, x, *more):
+            calls[name].append(tuple(x.shape))
+            return function(self, x, *more)
+
+        return wrapped
+
+    monkeypatch.setattr(Gate, "forward", counted("gate", gate))
+    monkeypatch.setattr(Experts, "of", counted("draw", draw))
+    monkeypatch.setattr(UNet, "forward", counted("backbone", forward))
+    steps: list[tuple[int, int]] = []
+    predictor = Predictor(tiny_run)
+    source = array_source(mosaic.repeat(2, 1).repeat(4, 2)[:, :, :800], "large")
+    monkeypatch.setattr(windows, "WHOLE", 300 * 800)
+    monkeypatch.setattr(windows, "WINDOW", 256)
+    one = predictor(source, progress=lambda done, total: steps.append((done, total)))
+    assert one.windows == 2 * 4
+    assert calls["backbone"] == [(1, 1, 256, 256)] * 8
+    assert calls["gate"] == [(1, 16, 1, 1)]
+    assert calls["draw"] == [(1, 16)]
+    assert steps == [(i + 1, 8) for i in range(8)]
+    assert one.masks.spatial == (384, 800)
+
+
+def test_very_large_maps_are_kept_in_half_precision(tiny_run, mosaic, monkeypatch):
+    [full] = predict(tiny_run, mosaic, merge=False, window=96)
+    monkeypatch.setattr(windows, "_FULL_PRECISION", 0)
+    [half] = predict(tiny_run, mosaic, merge=False, window=96)
+    assert (full.masks.labels != half.masks.labels).float().mean() < 1e-3
+    assert not torch.equal(full.masks.marginal, half.masks.marginal)  # type: ignore[arg-type]
+
+
+def test_which_images_are_cut():
+    unet = MoSE(1, 2).backbone
+    assert reduction(unet) == 64
+    assert plan((1024, 1024), unet, None, None) is None
+    assert plan((4000, 4000), unet, 0, None) is None
+    assert plan((300, 200), unet, 512, None) is None  # one window holds it
+    planned = plan((2048, 2000), unet, None, None)
+    assert planned is not None
+    assert [cut.start for cut in planned[0]] == [0, 384, 768, 1152, 1536]
+    assert len(planned[0][0].weights) == 512
+    with pytest.raises(DataError, match="--overlap: expected 0 to 256, half of the window, found 300"):
+        plan((2048, 2048), unet, 512, 300)
+
+
+@pytest.mark.parametrize("other", ["deeplab", "adapter"])
+def test_other_backbones(other):
+    backbone = (
+        DeepLabV3Plus(1, depth=18, width=8)
+        if other == "deeplab"
+        else Adapter(torch.nn.Sequential(torch.nn.Conv2d(1, 6, 5, padding=2, stride=2)), dense=6)
+    )
+    image = torch.rand(1, 1, 150, 130)
+    whole, parts = both(backbone.eval(), image, 128, 32)
+    assert parts.dense.shape == whole.dense.shape
+    assert parts.gate.shape == (1, backbone.gate_channels, 1, 1)
+    assert torch.cosine_similarity(parts.gate.flatten(), whole.gate.mean((0, 2, 3)), 0) > 0.98
