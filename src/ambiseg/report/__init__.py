@@ -1,0 +1,81 @@
+"""``ambiseg.report``: a run and its evaluation as one page to look at, to send and to put into a paper."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ambiseg.report.results import Results
+    from ambiseg.runs import Run
+
+__all__ = ["SAMPLES", "report"]
+
+SAMPLES = (16, 50, 100)  # masks an image, as papers report them
+
+
+def report(
+    run: str | os.PathLike[str],
+    split: str = "test",
+    out: str | os.PathLike[str] | None = None,
+    *,
+    cases: int = 3,
+    samples: int = 4,
+    data: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+) -> Path:
+    """Write the report of a run and return where it is. The same run gives the same bytes.
+
+    The figures are saved as well, beside the page: PNG of 300 dpi and SVG, for papers. A run without an evaluation
+    of the split is evaluated first.
+
+    Args:
+        run: the folder of a run, or ``"demo"``.
+        split: which part of the data, ``test`` or ``val`` as a rule.
+        out: the page, with its figures in ``<name>-figures`` beside it. ``None``: ``report.html`` and ``figures`` in
+            the run's folder (``report-val.html`` and ``figures-val`` for that split); of the model that comes with the
+            package, ``demo-report.html`` here.
+        cases: pictures of this many cases of each kind: most ambiguous, best, median, worst. 0 needs no data.
+        samples: masks of each expert in a picture.
+        data: settings of the run's data to change, such as ``{"root": …}`` for data that have moved.
+        quiet: no progress.
+    """
+    from ambiseg.config import ConfigError
+    from ambiseg.files import write_text
+    from ambiseg.report.gallery import gather
+    from ambiseg.report.page import page
+    from ambiseg.runs import SHIPPED, open_run
+
+    if cases < 0 or samples < 1:
+        raise ConfigError(f"report: expected 0 or more cases and at least 1 sample, found {cases} and {samples}")
+    opened = open_run(run)
+    suffix = "" if split == "test" else f"-{split}"
+    shipped = os.fspath(run) == SHIPPED and not Path(run).is_dir()  # nothing is written into the package
+    if out is None and not shipped:
+        target, folder = opened.folder / f"report{suffix}.html", opened.folder / f"figures{suffix}"
+    else:
+        target = Path(f"{SHIPPED}-report{suffix}.html" if out is None else out)
+        folder = target.with_name(f"{target.stem}-figures")
+    results = _results(opened, split, data, quiet, keep=not shipped)
+    key = results.headline(opened.config.evaluation.samples).key
+    gallery = gather(opened, results, key, cases, samples, data, quiet) if cases else None
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(target, page(opened, results, gallery, folder))
+    return target
+
+
+def _results(run: Run, split: str, data: Mapping[str, Any] | None, quiet: bool, keep: bool) -> Results:
+    """The evaluation in the run's folder; made, and left there if ``keep``, when there is none."""
+    from ambiseg.report.results import Results
+
+    path = run.folder / f"evaluation-{split}.json"
+    if path.is_file():
+        return Results.load(path, split)
+    from ambiseg.evaluation import evaluate
+
+    evaluation = evaluate(run, split, samples=SAMPLES, data=data, quiet=quiet)
+    if keep:
+        evaluation.save(path)
+    return Results.parse(evaluation.to_json(), path, split)

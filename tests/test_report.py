@@ -1,0 +1,494 @@
+"""The report: what is on the page, that it is whole, and that it says so when it cannot be made."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+
+from ambiseg import MaskDistribution
+from ambiseg.cli import Help
+from ambiseg.cli import report as command
+from ambiseg.data.base import DataError
+from ambiseg.data.splits import Split
+from ambiseg.methods.base import Predictive
+from ambiseg.report import curves, figures, pictures, report
+from ambiseg.report.gallery import _voices, choose, group, thin
+from ambiseg.report.page import page, summary
+from ambiseg.report.results import FORMAT, Results, Scored
+from ambiseg.runs import Run
+
+VOID = {"meta", "br", "img", "link", "input", "hr"}  # elements without an end
+
+
+class Reader(HTMLParser):
+    """Everything that a test asks of a page; raises where tags do not match."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str]]] = []
+        self.words: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self._open, self._open
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, {key: value or "" for key, value in attrs}))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.found.append((tag, {key: value or "" for key, value in attrs}))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag, tag
+
+    def handle_data(self, data):
+        if "style" not in self._open:
+            self.words.append(data)
+
+    def all(self, *tags: str) -> list[dict[str, str]]:
+        return [attributes for tag, attributes in self.found if tag in tags]
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def mean(value: float, spread: float = 0.01) -> dict[str, Any]:
+    return {"mean": value, "low": value - spread, "high": value + spread, "count": 4}
+
+
+def evaluation(names: list[str], **changes: Any) -> dict[str, Any]:
+    """A hand-made evaluation of these cases, in which case i has a GED of i / 10."""
+    settings = []
+    for form, samples, ged in (("standard", 16, 0.2134), ("standard", 50, 0.1876), ("compact", 16, 0.1765)):
+        metrics = {"ged": mean(ged), "ged_unbiased": mean(ged - 0.03), "matched_iou": mean(0.6543)}
+        metrics |= {"diversity": mean(0.4321), "entropy": mean(0.0876)}
+        curve = {"edges": [0, 0.5, 1], "confidence": [0.2, 0.8], "accuracy": [0.25, None], "weight": [0.9, 0.1]}
+        buckets = [{"readers": r, "images": 12, "metrics": {"ged": mean(ged + r / 100)}} for r in (3, 1)]
+        setting = {"form": form, "samples": samples, "metrics": metrics, "ece": {"value": 0.00041}}
+        settings.append({**setting, "reliability": curve, "buckets": buckets})
+    weights = [0.4, 0.3, 0.2, 0.1]
+    usage = [{"readers": r, "images": 12, "mean": weights, "empty_mass": mass} for r, mass in ((1, 0.7), (3, 0.1))]
+    cases = []
+    for i, name in enumerate(names):
+        scores = {"ged": i / 10, "ged_unbiased": i / 10, "matched_iou": 0.5, "diversity": 0.4, "entropy": 0.1}
+        case = {"name": name, "patient": f"p{i // 2}", "readers": 1 + 2 * (i % 2), "readers_total": 4}
+        keys = [f"{s['form']}-{s['samples']}" for s in settings]
+        cases.append({**case, "expert_weights": weights, "scores": dict.fromkeys(keys, scores)})
+    content = {"format": FORMAT, "run": "x", "split": "test", "protocol": "mose", "which": "best", "seed": 0}
+    content |= {"images": 24, "patients": 7, "classes": ["ground", "shape"], "evaluated": [1], "settings": settings}
+    content |= {"experts": {"count": 4, "mean": weights, "by_bucket": usage}, "cases": cases}
+    return {**content, **changes}
+
+
+@pytest.fixture(scope="module")
+def original(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tiny run with a hand-made evaluation."""
+    folder = tmp_path_factory.mktemp("reports") / "run <script>alert(1)"
+    shutil.copytree(tiny_run, folder)
+    names = list(Split.load(folder / "split.json").parts["test"])
+    (folder / "evaluation-test.json").write_text(json.dumps(evaluation(names)))
+    return folder
+
+
+@pytest.fixture
+def run(original: Path, tmp_path: Path) -> Path:
+    """The same, to be changed."""
+    return Path(shutil.copytree(original, tmp_path / "run", ignore=shutil.ignore_patterns("report*", "figures")))
+
+
+@pytest.fixture(scope="module")
+def written(original: Path) -> Path:
+    """The report of the hand-made evaluation, with pictures."""
+    return report(original, cases=2, samples=2, quiet=True)
+
+
+@pytest.fixture(scope="module")
+def html(written: Path) -> str:
+    return written.read_text(encoding="utf-8")
+
+
+def change(run: Path, edit: Callable[[dict[str, Any]], Any]) -> Results:
+    """Edit the evaluation of a run and read it again."""
+    path = run / "evaluation-test.json"
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+    return Results.load(path, "test")
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_whole_and_asks_nobody(html):
+    reader = Reader(html)
+    ids = [attributes["id"] for _, attributes in reader.found if "id" in attributes]
+    assert len(ids) == len(set(ids)) > 20
+    linked = [a["href"] for a in reader.all("a", "use", "image") if "href" in a]
+    assert linked
+    assert all(link[1:] in ids if link.startswith("#") else link.startswith("data:image/") for link in linked)
+    assert all(image["src"].startswith("data:image/png;base64,") for image in reader.all("img"))
+    assert set(re.findall(r"url\((.)", html)) <= {"#", "d"}  # parts of the page, and data
+    for forbidden in ("http:", "https:", "//www", "<script", "<link", "@import", "nan"):
+        assert forbidden not in re.sub(r"base64,[A-Za-z0-9+/=]+", "", html), forbidden
+
+
+def test_who_cannot_see_the_page_is_told(html):
+    reader = Reader(html)
+    assert all(image["alt"].strip() for image in reader.all("img"))
+    assert len(reader.all("img")) > 20
+    described = reader.all("svg")
+    assert len(described) == 7
+    ids = {attributes.get("id") for _, attributes in reader.found}
+    for svg in described:
+        assert svg["role"] == "img"
+        assert set(svg["aria-labelledby"].split()) <= ids
+    assert len(reader.all("caption")) == len(reader.all("table")) >= 4
+    assert all("scope" in cell for cell in reader.all("th"))
+    levels = [int(tag[1]) for tag, _ in reader.found if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    assert reader.all("html")[0]["lang"] == "en"
+    assert "width=device-width" in html
+    assert "prefers-color-scheme: dark" in html
+
+
+def test_the_numbers_of_the_evaluation_are_on_it(html):
+    text = Reader(html).text
+    for number in ("0.213", "0.203 to 0.223", "0.188", "0.176", "0.654", "0.432", "0.0876", "0.041 %", "0.700"):
+        assert number in text, number
+    assert "On 24 images of 7 patients, 16 masks drawn for each image are at a distance (GED) of 0.213" in text
+    assert "(95 % interval 0.203 to 0.223)" in text
+    assert "Where 1 reader drew something, 70 % of the predicted weight is on empty masks; where 3 readers did" in text
+    assert "Gao et al., ICLR 2023" in text
+    assert "fingerprint" in text
+    assert "ambiseg train tiny" in text
+    assert "batch_size: 8" in text
+
+
+def test_names_are_text_whatever_they_are(html, original, written):
+    text = Reader(html).text
+    assert "run <script>alert(1)" in text
+    nasty = '"><img src=x onerror=alert(1)>$\\frac$'
+    opened = Run(original)
+    opened.about |= {"git": nasty, "command": [nasty, nasty], "versions": {nasty: nasty}}
+    modes = {"names": [nasty, "b"], "probability": [0.5, 0.5], "ratio": [0.4, 0.6], "experts": [[0.9, 0.1]]}
+    modes["flips"] = [{"class": nasty, "truth": 0.4, "predicted": 0.5}]
+    content = evaluation([nasty], classes=["ground", nasty], modes=modes, protocol=nasty)
+    made = page(opened, Results.parse(json.dumps(content), "x", "test"), None, None)
+    assert "<img" not in made
+    assert made.count("&lt;img src=x onerror=alert(1)&gt;") >= 8
+    Reader(made)
+
+
+def test_pictures_show_readers_and_every_expert(html, original):
+    reader = Reader(html)
+    names = [f"{case}:" for case in Split.load(original / "split.json").parts["test"]]
+    alternatives = [image["alt"] for image in reader.all("img")]
+    assert all(alt.startswith(tuple(names)) for alt in alternatives)
+    first = names[0]
+    own = [alt for alt in alternatives if alt.startswith(first)]
+    for expert in range(1, 5):
+        found = [alt for alt in own if f"expert {expert}, weight " in alt]
+        assert len(found) == 4  # outline, two samples, mean
+        weight = re.search(r"weight (\d+) %", found[0])
+        assert weight is not None
+    shown = [int(n) for n in re.findall(r"most likely outline of expert \d, weight (\d+) %", " ".join(own))]
+    assert shown == sorted(shown, reverse=True)
+    assert abs(sum(shown) - 100) <= 2
+    assert sum("mask of" in alt for alt in own) >= 1
+    assert {f"{first} entropy of readers", f"{first} entropy of prediction"} <= set(own)
+
+
+def test_galleries_hold_the_cases_they_promise(html, original):
+    names = list(Split.load(original / "split.json").parts["test"])  # of GED 0, 0.1, 0.2 …
+    place: dict[str, list[str]] = {}
+    for title, text in re.findall(r"<h3>(.*?)</h3>(.*?)(?=<h3>|</section>)", html, re.DOTALL):
+        found = re.findall(r'-name">(\S+) <span>|class="again"><b>(\S+)</b>', text)
+        place[title] = [one or other for one, other in found]
+    assert place["Best"] == names[:2]
+    assert place["Worst"] == names[::-1][:2]
+    middle = (len(names) - 2) // 2
+    assert place["Median"] == names[middle : middle + 2]
+    assert len(place["Most ambiguous"]) == 2
+
+
+def test_the_same_run_gives_the_same_bytes(html, original, written, tmp_path):
+    again = report(original, out=tmp_path / "again.html", cases=2, samples=2, quiet=True)
+    assert again.read_bytes() == written.read_bytes()
+    assert written == original / "report.html"
+    first, second = (sorted(folder.iterdir()) for folder in (original / "figures", tmp_path / "again-figures"))
+    assert [path.name for path in first] == [path.name for path in second]
+    assert all(a.read_bytes() == b.read_bytes() for a, b in zip(first, second, strict=True))
+
+
+def test_figures_are_saved_for_papers(written):
+    from PIL import Image
+
+    folder = written.parent / "figures"
+    names = {"ged", "reliability", "experts", "empty", "training-loss", "training-validation", "training-schedules"}
+    names |= {"case-ambiguous", "case-best", "case-median", "case-worst"}
+    assert {path.name for path in folder.iterdir()} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
+    for name in names:
+        with Image.open(folder / f"{name}.png") as image:
+            assert min(image.size) > 700
+            assert round(image.info["dpi"][0]) == 300
+            pixels = np.asarray(image.convert("RGB"))
+        assert pixels[0, 0].tolist() == [255, 255, 255]
+        assert len(np.unique(pixels @ np.array([1, 256, 65536]))) > 8
+        assert ElementTree.parse(folder / f"{name}.svg").getroot().tag.endswith("svg")
+
+
+def test_it_is_evaluated_first_if_need_be(run):
+    (run / "evaluation-test.json").unlink()
+    made = report(run, cases=0, quiet=True)
+    content = json.loads((run / "evaluation-test.json").read_text())
+    assert {(s["form"], s["samples"]) for s in content["settings"]} >= {("standard", 16), ("compact", 100)}
+    assert f"{content['settings'][0]['metrics']['ged']['mean']:.3f}" in made.read_text()
+
+
+# -- what may be missing ----------------------------------------------------------------------------------------------
+
+
+def test_a_method_without_experts(run):
+    def edit(content):
+        content["experts"] = None
+        for case in content["cases"]:
+            case["expert_weights"] = None
+
+    results = change(run, edit)
+    text = Reader(page(Run(run), results, None, None)).text
+    assert "By how many readers drew something" in text
+    assert "Weights of the experts" not in text
+    assert "empty masks" not in summary(results, results.settings[0])
+
+
+class Constant(Predictive):
+    """Another method's prediction: the same two masks in turn."""
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> MaskDistribution:
+        labels = torch.zeros(1, n, 4, 4, dtype=torch.uint8)
+        labels[:, ::2, :2] = 1
+        return MaskDistribution(labels)
+
+    def marginal(self, n: int, generator: torch.Generator | None = None) -> torch.Tensor:
+        return self.sample(n).marginal_probs(2)
+
+
+def test_another_method_speaks_with_one_voice():
+    (voice,), marginal = _voices(Constant(), 2, 2, torch.Generator())
+    assert (voice.number, voice.weight, voice.masks.shape) == (None, 1.0, (4, 4, 4))
+    assert marginal[1, 0, 0] == 0.5
+    assert voice.probability[1, 3, 3] == 0
+
+
+def test_numbers_without_a_value_are_dashes(run):
+    def edit(content):
+        for setting in content["settings"]:
+            setting["metrics"]["ged"] = {"mean": None, "low": None, "high": None, "count": 0}
+            setting["metrics"]["matched_iou"] |= {"low": math.nan, "high": math.nan}
+            setting["ece"] = {"value": None}
+        for case in content["cases"][1:]:
+            case["scores"] = {key: {"ged": None} for key in case["scores"]}
+
+    results = change(run, edit)
+    text = Reader(page(Run(run), results, None, None)).text
+    assert "–" in text
+    assert "nan" not in text.lower()
+    assert "GED) of no value from" in text
+    assert "IoU of 0.654 when" in text  # no interval of a single patient
+    assert choose(results.cases, "standard-16", {}, 2)["best"] == [results.cases[0].name]
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_short_training(run, rows):
+    lines = (run / "metrics.csv").read_text().splitlines()
+    (run / "metrics.csv").write_text("\n".join(lines[: rows + 1]) + "\n")
+    text = Reader(page(Run(run), Results.load(run / "evaluation-test.json", "test"), None, None)).text
+    assert ("1 epoch, " in text) == bool(rows)
+    assert ("Dashed: epoch 1" in text) == bool(rows)
+
+
+def test_known_modes_have_a_section(run):
+    modes = {"names": ["plain", "flipped"], "probability": [0.75, 0.25], "ratio": [0.7123, 0.2877]}
+    modes |= {"experts": [[0.9, 0.2], [0.1, None]], "flips": [{"class": "road", "truth": 0.47, "predicted": 0.4512}]}
+    results = change(run, lambda content: content.update(modes=modes))
+    reader = Reader(page(Run(run), results, None, None))
+    for number in ("0.712", "0.451", "0.470", "Known modes"):
+        assert number in reader.text
+    figure_ids = {svg["aria-labelledby"].split()[0] for svg in reader.all("svg")}
+    assert {"figure-modes-title", "figure-flips-title", "figure-mode-experts-title"} <= figure_ids
+
+
+def test_many_experts_share_a_colour():
+    weights = [0.01] * 35
+    weights[20] = 0.66
+    own, others = figures.expert_ranks(weights)
+    assert 20 in own
+    assert len(own) == 7
+    assert sorted(own + others) == list(range(35))
+
+
+# -- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+def test_errors_are_one_line_that_names_the_file(run, tmp_path):
+    with pytest.raises(DataError, match=r"nowhere: expected the folder of a run, found none"):
+        report(tmp_path / "nowhere")
+    path = run / "evaluation-test.json"
+    good = path.read_text()
+    content = json.loads(good)
+    for text, expected in (
+        (good[:-20], "expected an evaluation as JSON, found "),
+        ("[]", f"expected an evaluation of format {FORMAT}, found list"),
+        (good.replace(FORMAT, "other/2"), f"expected an evaluation of format {FORMAT}, found other/2"),
+        (json.dumps({**content, "split": "val"}), "expected an evaluation of split test, found val"),
+        (json.dumps({**content, "settings": []}), "at least one setting, found none"),
+        (json.dumps({k: v for k, v in content.items() if k != "cases"}), "with 'cases', found none"),
+        (json.dumps({**content, "settings": [1]}), "expected an evaluation, found other values"),
+        (json.dumps({**content, "images": "many"}), "expected an evaluation, found other values"),
+    ):
+        path.write_text(text)
+        with pytest.raises(DataError) as caught:
+            report(run, quiet=True)
+        assert str(caught.value).startswith(str(path)), text[:40]
+        assert expected in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert not (run / "report.html").exists()
+
+
+def test_pictures_are_of_the_cases_that_were_scored(run):
+    with pytest.raises(DataError, match="expected 0 or more cases"):
+        report(run, cases=-1)
+    change(run, lambda content: content["cases"][0].update(name="somebody else"))
+    with pytest.raises(DataError, match="found 'somebody else' in it; evaluate the run again"):
+        report(run, quiet=True)
+    with pytest.raises(DataError, match=r"pictures need the run's data: .*; 0 cases make a page without pictures"):
+        report(run, data={"options": {"count": 60, "size": 32, "seed": 1}}, quiet=True)
+
+
+def test_the_command_says_where_the_page_is(run, capsys, tmp_path):
+    for name in ("best.safetensors", "split.json"):
+        (run / name).unlink()  # a page without pictures needs neither weights nor data
+    parser = argparse.ArgumentParser()
+    command.add(parser.add_subparsers(), Help)
+    arguments = parser.parse_args(["report", str(run), "--cases", "0", "--out", str(tmp_path / "there.html")])
+    assert arguments.run(arguments) == 0
+    assert capsys.readouterr().out == f"the report is in {tmp_path / 'there.html'}\n"
+    assert not Reader((tmp_path / "there.html").read_text()).all("img")
+    assert (tmp_path / "there-figures" / "ged.png").stat().st_size > 1000
+
+
+def test_neither_a_display_nor_a_home_is_needed(tmp_path):
+    """A configuration folder that cannot be made: matplotlib takes a temporary one, and nobody hears of it."""
+    code = (
+        "from ambiseg.report import figures, curves\n"
+        "history = [{'epoch': 1.0, 'loss': 2.0, 'val_ged': 0.3}]\n"
+        "with figures.drawing():\n"
+        "    print(figures.make('a', 'b', 'c', curves.curves(history, curves.LOSSES, 'loss')).svg[:4])"
+    )
+    (tmp_path / "file").write_text("")
+    keep = {key: os.environ[key] for key in ("PATH", "PYTHONPATH", "SYSTEMROOT") if key in os.environ}
+    environment = {**keep, "HOME": str(tmp_path / "file" / "home"), "MPLCONFIGDIR": str(tmp_path / "file" / "cache")}
+    environment |= {"TMPDIR": str(tmp_path), "MPLBACKEND": "QtAgg"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path
+    )
+    assert (done.stdout, done.stderr) == ("<svg\n", "")
+
+
+# -- parts ------------------------------------------------------------------------------------------------------------
+
+
+def test_cases_are_chosen_by_their_scores():
+    def scored(name: str, ged: float) -> Scored:
+        return Scored(name, name, 1, 4, math.nan, {"k": {"ged": ged}, "other": {"ged": -ged}})
+
+    cases = [scored(name, ged) for name, ged in zip("fedcba", (0.5, 0.1, 0.1, 0.9, 0.3, math.nan), strict=True)]
+    disagreement = {"a": 0.9, "b": 0.2, "c": math.nan, "d": 0.2, "e": 0.1, "f": 0.0, "not evaluated": 1.0}
+    assert choose(cases, "k", disagreement, 3) == {
+        "ambiguous": ["a", "b", "d"],  # no score is needed for that
+        "best": ["d", "e", "b"],  # a tie goes by name
+        "median": ["e", "b", "f"],
+        "worst": ["c", "f", "b"],
+    }
+    assert choose(cases, "k", disagreement, 99)["median"] == ["d", "e", "b", "f", "c"]
+    assert choose(cases, "no such", {}, 3) == {"ambiguous": [], "best": [], "median": [], "worst": []}
+
+
+def test_annotations_that_are_the_same_are_one():
+    a, b = torch.zeros(2, 2, dtype=torch.uint8), torch.tensor([[1, 0], [0, 0]], dtype=torch.uint8)
+    elsewhere = torch.tensor([[1, 0], [0, 1]], dtype=torch.uint8)  # b, but for a void pixel
+    labels = torch.stack([a, b, a, elsewhere, b])[None]
+    valid = torch.tensor([[[True, True], [True, False]]])
+    found = group(MaskDistribution(labels, torch.tensor([[0.2, 0.3, 0.2, 0.3, 0.0]]), valid))
+    assert [(round(o.share, 3), o.readers, int(o.labels.sum())) for o in found] == [(0.6, 2, 1), (0.4, 2, 0)]
+
+
+def test_the_best_epoch_is_the_first_of_the_smallest():
+    history = [{"epoch": 1.0}, {"epoch": 2.0, "val_ged": 0.2}, {"epoch": 3.0, "val_ged": 0.2}, {"epoch": 4.0}]
+    assert curves.best_epoch(history) == 2
+    assert curves.best_epoch([{"epoch": 1.0}]) is None
+
+
+@pytest.mark.parametrize("colours", [2, 5, 3000])
+@pytest.mark.parametrize("depth", [3, 4])
+def test_pictures_in_the_page_are_what_was_drawn(colours, depth):
+    import base64
+    import io
+
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    picture = rng.integers(0, 256, (colours, depth), np.uint8)[rng.integers(0, colours, (60, 70))]
+    content = base64.b64decode(pictures.data_uri(picture).removeprefix("data:image/png;base64,"))
+    with Image.open(io.BytesIO(content)) as image:
+        assert image.convert("RGB" if depth == 3 else "RGBA").size == (70, 60)
+        assert np.array_equal(np.asarray(image.convert("RGB" if depth == 3 else "RGBA")), picture)
+
+
+def test_masks_have_the_colours_of_their_classes():
+    labels = np.array([[0, 1], [2, 1]])
+    shown = pictures.mask(labels, ["#000000", "#ff0000", "#00ff00"], np.array([[True, True], [True, False]]))
+    step = len(shown) // 2
+    assert shown[0, 0].tolist() == [0, 0, 0]
+    assert shown[0, -1].tolist() == [255, 0, 0]
+    assert shown[step, 0].tolist() == [0, 255, 0]
+    assert shown[-1, -1].tolist() == list(pictures.rgb(pictures.VOID))
+    probs = np.stack([np.full((2, 2), 0.25), np.full((2, 2), 0.75)])
+    assert pictures.probability(probs, ["#000000", "#ffffff"])[0, 0].tolist() == [191, 191, 191]
+
+
+def test_outlines_that_coincide_take_turns():
+    mask = np.zeros((16, 16), int)
+    mask[4:12, 4:12] = 1
+    lines = pictures.outlines([mask, mask, np.zeros_like(mask)], ["#ff0000", "#00ff00", "#0000ff"])
+    drawn = lines[lines[..., 3] > 0][:, :3]
+    assert {tuple(colour) for colour in drawn.tolist()} == {(255, 0, 0), (0, 255, 0)}
+    assert 0.4 < (drawn[:, 0] > 0).mean() < 0.6
+    assert not lines[0, 0, 3]
+    assert not lines[len(lines) // 2, len(lines) // 2, 3]
+
+
+def test_large_images_are_thinned_and_small_ones_are_not():
+    assert thin(np.zeros((3, 1024, 2048))).shape == (3, 147, 293)
+    assert thin(np.zeros((64, 64))).shape == (64, 64)
