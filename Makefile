@@ -4,18 +4,26 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format bench docs clean
+.PHONY: help demo setup test lint format bench docs clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
+demo: $(VENV)/.run  ## Train MoSE on the embedded data, evaluate it, write the report to runs/demo
+	$(BIN)/ambiseg demo --out runs/demo
+
+# The stamps are written last, so an interrupted installation is taken up again.
+$(VENV)/.run: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
 setup: $(VENV)/.dev  ## Make .venv and install ambiseg with everything the tests need
 
-# The stamp is written last, so an interrupted installation is taken up again.
 $(VENV)/.dev: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
-	touch $@
+	touch $@ $(VENV)/.run
 
 test: setup lint  ## Lint, check types, run all tests and doctests
 	$(BIN)/python -m pytest

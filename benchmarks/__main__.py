@@ -4,10 +4,11 @@ import platform
 
 import torch
 
-from benchmarks import mathematics, mose
+from benchmarks import data, mathematics, mose
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, {platform.machine()}, one thread; ratios are the numbers to compare\n")
     mathematics.main()
     mose.main()
+    data.main()

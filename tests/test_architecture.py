@@ -9,12 +9,14 @@ import sys
 
 import pytest
 
+import ambiseg
 from tests.conftest import REPOSITORY
 
 PACKAGE = REPOSITORY / "src" / "ambiseg"
 
 # Lower layers first; a module may import only from layers below its own (or from its own folder).
 LAYERS = [
+    {"files"},
     {"masks"},
     {"regions"},
     {"overlap"},
@@ -24,6 +26,8 @@ LAYERS = [
     {"nn"},
     {"methods"},
     {"data"},
+    {"config"},
+    {"runs"},
     {"training", "evaluation", "prediction"},
     {"report"},
     {"cli"},
@@ -36,7 +40,7 @@ def imports_of(path) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module == "ambiseg":
-            found |= {alias.name for alias in node.names}
+            found |= {alias.name for alias in node.names if alias.name != "__version__"}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ambiseg."):
             found.add(str(node.module).split(".")[1])
         elif isinstance(node, ast.Import):
@@ -47,7 +51,7 @@ def imports_of(path) -> set[str]:
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_imports_point_downwards(path):
     own = path.relative_to(PACKAGE).with_suffix("").parts[0]
-    if own == "__init__":
+    if own in ("__init__", "__main__"):
         return
     assert own in LEVEL, f"{own} has no layer: add it to LAYERS and to README's map"
     for other in imports_of(path) - {own}:
@@ -55,11 +59,31 @@ def test_imports_point_downwards(path):
         assert LEVEL[other] < LEVEL[own], f"{own} must not import {other}, which lies above it"
 
 
-def test_importing_ambiseg_leaves_heavy_packages_alone():
-    code = "import sys, ambiseg; print(sorted({m.split('.')[0] for m in sys.modules}))"
+HEAVY = ("lightning", "torchmetrics", "ot", "scipy", "matplotlib", "monai", "nibabel", "pydicom", "PIL", "rich")
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import ambiseg", ("torch", "numpy", *HEAVY)),
+        ("from ambiseg import *", HEAVY),
+        ("import ambiseg.data", HEAVY),
+        ("from ambiseg.cli import parser; parser()", ("torch", *HEAVY)),
+    ],
+)
+def test_imports_are_light(code, heavy):
+    code += "; import sys; print(sorted({m.split('.')[0] for m in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    for heavy in ("lightning", "torchmetrics", "ot", "scipy", "matplotlib", "monai"):
-        assert f"'{heavy}'" not in loaded, heavy
+    for package in heavy:
+        assert f"'{package}'" not in loaded, package
+
+
+def test_every_public_name_is_where_the_front_door_says():
+    for name in ambiseg.__all__:
+        assert getattr(ambiseg, name) is not None
+    assert set(ambiseg._HOMES) | set(ambiseg._MODULES) >= set(ambiseg.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'gedd'"):
+        _ = ambiseg.gedd  # type: ignore[attr-defined]
 
 
 def test_no_file_grows_past_easy_reading():

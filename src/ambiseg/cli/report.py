@@ -1,0 +1,60 @@
+"""``ambiseg report``: a run as one page."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+EXAMPLES = """\
+examples:
+  ambiseg report runs/lung                        runs/lung/report.html, and figures for papers in runs/lung/figures/
+  ambiseg report runs/lung --cases 6 --open       more pictures, and show it
+  ambiseg report runs/lung --split val --out v.html
+  ambiseg report runs/lung --cases 0              numbers only: needs no data
+"""
+
+
+def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
+    """Add ``report``."""
+    report = commands.add_parser(
+        "report",
+        help="make one page with numbers, figures and pictures of a run",
+        description="Make one page of a run: its scores, figures, and pictures of cases with every expert's masks.\n"
+        "The page needs no network. Its figures are saved as PNG and SVG as well.\n"
+        "A run that is not evaluated yet is evaluated first.",
+        epilog=EXAMPLES,
+        formatter_class=formatter,
+    )
+    report.set_defaults(run=_report)
+    report.add_argument("folder", metavar="RUN", help="the folder of a run")
+    report.add_argument("--split", default="test", metavar="PART", help="the part of the data (default: test)")
+    report.add_argument("--out", metavar="FILE", help="the page to write (default: RUN/report.html)")
+    report.add_argument(
+        "--cases", type=int, default=3, metavar="N", help="cases of each kind to show; 0 is none (default: 3)"
+    )
+    report.add_argument("--samples", type=int, default=4, metavar="N", help="masks of each expert to show (default: 4)")
+    report.add_argument("--root", metavar="DIR", help="where the data are, if they have moved since")
+    report.add_argument("--open", action="store_true", help="show the page in a browser")
+    report.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from ambiseg.report import report
+
+    data = None if arguments.root is None else {"root": arguments.root}
+    page = report(
+        arguments.folder,
+        arguments.split,
+        arguments.out,
+        cases=arguments.cases,
+        samples=arguments.samples,
+        data=data,
+        quiet=arguments.quiet,
+    )
+    if not arguments.quiet:
+        print(f"the report is in {page}")
+    if arguments.open:
+        import webbrowser
+
+        webbrowser.open(page.resolve().as_uri())
+    return 0

@@ -1,0 +1,87 @@
+"""``ambiseg train``: a recipe and what you change of it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = """\
+examples:
+  ambiseg train demo                                        five minutes on two cores
+  ambiseg train demo --model.experts 8 --trainer.epochs 10  the same with other settings
+  ambiseg train my.yaml --data.root scans/ --out runs/mine  a recipe of your own
+  ambiseg train lidc --trainer.devices 4 --trainer.num_nodes 2 --trainer.strategy ddp
+  ambiseg train --resume runs/demo                          go on after an interruption
+  ambiseg train demo --print_config > my.yaml               every setting, to start a recipe from
+
+Any setting can be given as --section.key value; `ambiseg train --settings` lists them with their meaning.
+"""
+
+
+def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
+    """Add ``train``."""
+    train = commands.add_parser(
+        "train",
+        help="train a model by a recipe",
+        description="Train a model. A run's folder gets its settings, its split, a line of metrics an epoch, and the\n"
+        "weights of the last epoch and of the one with the smallest validation GED. Ctrl-C stops at once;\n"
+        "nothing but the current epoch is lost.",
+        epilog=EXAMPLES,
+        formatter_class=formatter,
+        allow_abbrev=False,
+    )
+    train.add_argument("recipe", nargs="?", metavar="RECIPE", help="a recipe's name, or a YAML file")
+    train.add_argument("--out", metavar="DIR", help="the run's folder (default: runs/RECIPE)")
+    train.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
+    train.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    train.add_argument("--print_config", action="store_true", help="print all settings as YAML, and stop")
+    train.add_argument("--settings", action="store_true", help="list all settings with their meaning, and stop")
+    train.add_argument("--recipes", action="store_true", help="list the recipes, and stop")
+    train.set_defaults(run=_train, takes_settings=True)
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from ambiseg import config as configuration
+    from ambiseg.config import ConfigError
+
+    if arguments.recipes:
+        for name, path in configuration.recipes().items():
+            print(f"{name:16s}{_summary(path)}")
+        return 0
+    if arguments.settings:
+        configuration.parser().print_help()
+        return 0
+    if (arguments.recipe is None) == (arguments.resume is None):
+        known = ", ".join(configuration.recipes())
+        raise ConfigError(f"train: expected a recipe ({known}, or a YAML file) or --resume RUN")
+    if arguments.resume is not None and arguments.out is not None:
+        raise ConfigError("train: expected --resume RUN or --out DIR, found both: a run goes on in its own folder")
+    if arguments.resume is not None:
+        out, recipe = Path(arguments.resume), Path(arguments.resume) / "config.yaml"
+        if not recipe.is_file():
+            raise ConfigError(f"{out}: expected the folder of a run, found no config.yaml in it")
+    else:
+        out, recipe = Path(arguments.out or Path("runs") / Path(arguments.recipe).stem), arguments.recipe
+    config = configuration.parse(arguments.settings_given, recipe)
+    if arguments.print_config:
+        print(configuration.dump(config), end="")
+        return 0
+    if not arguments.quiet:
+        print(f"training {arguments.recipe or arguments.resume} into {out}", file=sys.stderr, flush=True)
+
+    from ambiseg.training import train
+
+    run = train(config, out, resume=arguments.resume is not None, quiet=arguments.quiet, command=sys.argv)
+    if not arguments.quiet:
+        best = min(run.history, key=lambda row: row.get("val_ged", float("inf")))
+        print(f"best epoch {best['epoch']:.0f}: validation GED {best.get('val_ged', float('nan')):.4f}")
+        print(f"next: ambiseg evaluate {out}    ambiseg report {out}")
+    return 0
+
+
+def _summary(path: Path) -> str:
+    """The first line of a recipe's comment."""
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    return first.removeprefix("#").strip()
