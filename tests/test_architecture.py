@@ -16,7 +16,7 @@ PACKAGE = REPOSITORY / "src" / "ambiseg"
 
 # Lower layers first; a module may import only from layers below its own (or from its own folder).
 LAYERS = [
-    {"files"},
+    {"files", "processes"},
     {"masks"},
     {"regions"},
     {"overlap"},

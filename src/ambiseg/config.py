@@ -153,6 +153,7 @@ class TrainerConfig:
         strategy: auto, ddp, ddp_spawn …
         precision: 32-true, bf16-mixed, 16-mixed …
         accumulate: batches whose gradients are added before a step.
+        channels_last: keep a pixel's features side by side in memory: faster on CPUs and with mixed precision.
         threads: CPU threads of PyTorch; nothing leaves its own choice.
         check_every: epochs from one validation to the next.
         tensorboard: also write TensorBoard logs; needs the package tensorboard.
@@ -166,6 +167,7 @@ class TrainerConfig:
     strategy: str = "auto"
     precision: str = "32-true"
     accumulate: int = 1
+    channels_last: bool = True
     threads: int | None = None
     check_every: int = 1
     tensorboard: bool = False

@@ -13,9 +13,9 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     demo = commands.add_parser(
         "demo",
         help="train, evaluate and report on the embedded data",
-        description="Train a small model on the nodules that come with the package (real outlines of four radiologists\n"
-        "on simulated CT), evaluate it on patients it has not seen, and write a page of results: about five\n"
-        "minutes on two cores. Run again, it goes on from wherever it is.",
+        description="Train a small model on the nodules that come with the package (real outlines of four\n"
+        "radiologists on simulated CT), evaluate it on patients it has not seen, and write a page of\n"
+        "results: about five minutes on two cores. Run again, it goes on from wherever it is.",
         formatter_class=formatter,
         allow_abbrev=False,
     )

@@ -21,9 +21,10 @@ from ambiseg.evaluation.files import evaluate_files
 from ambiseg.evaluation.results import Evaluation, summarise
 from ambiseg.evaluation.scoring import FORMS, METRICS, Rules
 from ambiseg.metrics import PROTOCOLS
+from ambiseg.processes import first_process
 from ambiseg.runs import Run, Which, open_run
 
-__all__ = ["FORMS", "METRICS", "Evaluation", "evaluate", "evaluate_files", "first_process"]
+__all__ = ["FORMS", "METRICS", "Evaluation", "evaluate", "evaluate_files"]
 
 
 def evaluate(
@@ -103,11 +104,6 @@ def evaluate(
         classes=list(opened.card.classes),
         evaluated=list(opened.card.evaluated),
     )
-
-
-def first_process() -> bool:
-    """Whether this process is the one that speaks and writes; Lightning and SLURM number them in the environment."""
-    return all(int(os.environ.get(name, 0)) == 0 for name in ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "RANK"))
 
 
 def _asked(

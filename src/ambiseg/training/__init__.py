@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +13,7 @@ from ambiseg.config import Config, ConfigError
 from ambiseg.data.batching import Batch
 from ambiseg.data.progress import reporting
 from ambiseg.files import atomic_write
+from ambiseg.processes import first_process, plain_speech
 from ambiseg.runs import Card, Run, build_model
 
 __all__ = ["Stopped", "train"]
@@ -55,23 +52,25 @@ def train(
         config = _same(Run(out).config, config)
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
-    with reporting("preparing data", quiet or not _first()) as progress:
+    with reporting("preparing data", quiet or not first_process()) as progress:
         data = DataModule(config.data, progress=progress)
         data.prepare_data()
         data.setup()
     card = Card.of(data.cases, data.intensity)
     pl.seed_everything(config.seed, verbose=False)
     model = build_model(config.model, card.channels, len(card.classes))
-    if _first() and not resume:
+    if config.trainer.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    if first_process() and not resume:
         Run.create(out, config, card, data.split, command if command is not None else sys.argv)
     elif resume:
         _unchanged(Run(out), data.split.fingerprint)
     fitting = Fitting(model, config, card.evaluated, recover=lambda epoch, step: _batch(data, epoch, step))
-    show = not quiet and _first()
+    show = not quiet and first_process()
     callbacks: list[Any] = [Keep(out)]
     callbacks += [Tell(config.trainer.epochs)] if show else []
     callbacks += [Bar()] if show and sys.stderr.isatty() else []
-    with _plain_speech():
+    with plain_speech():
         trainer = pl.Trainer(
             max_epochs=config.trainer.epochs,
             accelerator=config.trainer.accelerator,
@@ -100,11 +99,6 @@ def train(
     if trainer.interrupted:
         raise Stopped(_how_to_go_on(out))
     return Run(out)
-
-
-def _first() -> bool:
-    """Whether this process is the one that speaks and writes; Lightning and SLURM number them in the environment."""
-    return all(int(os.environ.get(name, 0)) == 0 for name in ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "RANK"))
 
 
 def _batch(data: Any, epoch: int, step: int) -> Batch:
@@ -189,25 +183,3 @@ def _loggers(config: Config, out: Path) -> Any:
         return TensorBoardLogger(str(out), name="tensorboard", version="")
     except ModuleNotFoundError:
         raise ConfigError("trainer.tensorboard: expected the package tensorboard, found none: pip install it") from None
-
-
-@contextmanager
-def _plain_speech() -> Iterator[None]:
-    """Lightning's tips and hardware lists are for people who call it themselves."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        for message in (
-            ".*does not have many workers.*",
-            ".*number of training batches.*",
-            ".*exists and is not empty.*",
-        ):
-            warnings.filterwarnings("ignore", message)
-        warnings.filterwarnings("ignore", ".*`isinstance.treespec, LeafSpec.*")
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
