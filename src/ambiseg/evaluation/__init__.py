@@ -8,9 +8,11 @@ A run is scored by :func:`evaluate`, the masks of any other tool by :func:`evalu
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from ambiseg.config import ConfigError
@@ -24,7 +26,7 @@ from ambiseg.metrics import PROTOCOLS
 from ambiseg.processes import first_process
 from ambiseg.runs import Run, Which, open_run
 
-__all__ = ["FORMS", "METRICS", "Evaluation", "evaluate", "evaluate_files"]
+__all__ = ["FORMS", "METRICS", "Evaluation", "evaluate", "evaluate_files", "saved"]
 
 
 def evaluate(
@@ -97,6 +99,7 @@ def evaluate(
         split=split,
         protocol=rules.protocol,
         which=which,
+        weights=opened.digest(which),
         seed=seed,
         data=opened.card.title,
         threads=threads,
@@ -104,6 +107,19 @@ def evaluate(
         classes=list(opened.card.classes),
         evaluated=list(opened.card.evaluated),
     )
+
+
+def saved(run: Run, split: str = "test") -> Path | None:
+    """The evaluation in a run's folder, unless it is of other weights than those that are there now."""
+    path = run.folder / f"evaluation-{split}.json"
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError:
+        return path  # whoever reads it says what is wrong with it
+    stale = isinstance(found, dict) and found.get("weights") not in (None, run.digest(found.get("which", "best")))
+    return None if stale else path
 
 
 def _asked(
