@@ -195,7 +195,8 @@ def _scored(predicted, truth, name: str, patient: str, protocol: str = "mose", v
 
 
 def _summary(scored: list[Scored], samples: int, protocol: str = "mose") -> Evaluation:
-    about = {"run": "x", "split": "all", "which": "files", "seed": 0, "data": "x", "threads": 1, "batch_size": 1}
+    about = {"run": "x", "split": "all", "which": "files", "weights": "", "seed": 0, "data": "x"}
+    about |= {"threads": 1, "batch_size": 1}
     return summarise(scored, [("files", samples)], protocol=protocol, classes=["no", "yes"], evaluated=[1], **about)
 
 

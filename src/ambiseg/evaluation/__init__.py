@@ -118,8 +118,11 @@ def saved(run: Run, split: str = "test") -> Path | None:
         found = json.loads(path.read_bytes())
     except ValueError:
         return path  # whoever reads it says what is wrong with it
-    stale = isinstance(found, dict) and found.get("weights") not in (None, run.digest(found.get("which", "best")))
-    return None if stale else path
+    if not isinstance(found, dict) or not found.get("weights"):
+        return path
+    which = found.get("which", "best")
+    gone = not (run.folder / f"{which}.safetensors").is_file()  # numbers may outlive the weights they are of
+    return path if gone or found["weights"] == run.digest(which) else None
 
 
 def _asked(
