@@ -200,10 +200,10 @@ def test_it_is_evaluated_first_if_need_be(run):
     assert {(s["form"], s["samples"]) for s in content["settings"]} >= {("standard", 16), ("compact", 100)}
     assert f"{content['settings'][0]['metrics']['ged']['mean']:.3f}" in made.read_text()
     (run / "evaluation-test.json").write_text(json.dumps({**content, "images": 777}))
-    assert "777" in report(run, cases=0, quiet=True).read_text()  # kept: its weights are there
+    assert "On 777 images" in report(run, cases=0, quiet=True).read_text()  # kept: its weights are there
     shutil.copy(run / "last.safetensors", run / "best.safetensors")
     (run / "evaluation-test.json").write_text(json.dumps({**content, "images": 777, "weights": "of another epoch"}))
-    assert "777" not in report(run, cases=0, quiet=True).read_text()  # made again: it was of other weights
+    assert "On 777 images" not in report(run, cases=0, quiet=True).read_text()  # made again: it was of other weights
 
 
 # -- what may be missing ----------------------------------------------------------------------------------------------
