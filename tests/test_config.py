@@ -47,7 +47,7 @@ def message(*arguments: str, recipe=None) -> str:
         (["--data.annotations", "2"], "data.annotations", 2),
         (["--data.annotations", "once"], "data.annotations", "once"),
         (["--data.options.size", "32", "--data.options.count=7"], "data.options", {"size": 32, "count": 7}),
-        (["--data.augment.scale", "[0.8, 1.25]"], "data.augment", Augment(scale=(0.8, 1.25))),
+        (["--data.augment.scale=[0.8, 1.25]", "--data.size=9"], "data.augment", Augment(scale=(0.8, 1.25))),
         (["--data.intensity.low=-1000", "--data.intensity.high=400"], "data.intensity", Intensity(-1000.0, 400.0)),
         (["--data.intensity={mean: [1, 2, 3], std: 2}"], "data.intensity", Intensity(mean=(1.0, 2.0, 3.0), std=2.0)),
         (["--trainer.devices", "0,3"], "trainer.devices", "0,3"),
@@ -75,10 +75,18 @@ def test_settings_arrive_with_their_types(arguments, key, expected):
 
 def test_the_command_line_wins_over_the_recipe_and_that_over_the_defaults(tmp_path):
     recipe = tmp_path / "my recipe.yaml"
-    recipe.write_text("model: {experts: 3, samples: 2}\ndata:\n  augment: {rotate: 10}\n")
+    recipe.write_text("model: {experts: 3, samples: 2}\ndata:\n  size: 9\n  augment: {rotate: 10}\n")
     found = parse_config(["--model.experts=5", "--data.augment.flip=none"], recipe)
     assert (found.model.experts, found.model.samples, found.model.latent) == (5, 2, 1)
     assert found.data.augment == Augment(flip="none", rotate=10.0)
+
+
+def test_another_data_set_leaves_the_recipes_options_behind(tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("data: {name: nodules, options: {size: 72}}\n")
+    assert parse_config(["--data.options.spacing=1"], recipe).data.options == {"size": 72, "spacing": 1}
+    assert parse_config(["--data.name=folder", "--data.root=x"], recipe).data.options == {}
+    assert parse_config(["--data.name=shapes", "--data.options.count=3"], recipe).data.options == {"count": 3}
 
 
 def test_json_is_yaml(tmp_path):
@@ -135,6 +143,7 @@ def test_json_is_yaml(tmp_path):
         ("--data.intensity={low: 3, high: 1}", "data.intensity: expected low < high, found 3 and 1"),
         ("--data.name=nodule", "data.name: expected one of nodules, "),
         ("--data.batch_size=0", "data.batch_size: expected at least 1, found 0"),
+        ("--data.augment.rotate=9", "data.size: expected a window, which rotate and scale of data.augment need, "),
         ("--model.method=mosse", "model.method: expected one of mose, found 'mosse'; did you mean mose?"),
         ("--model.experts=0", "model.experts: expected at least 1, found 0"),
         ("--model.gate_level=0", "model.gate_level: expected more than 0 and at most 1, found 0.0"),

@@ -271,6 +271,10 @@ class Config:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.data.augment.warps and self.data.size is None:
+            raise ConfigError(
+                "data.size: expected a window to turn and magnify images in, found null; augment needs it"
+            )
         schedule = self.schedules.samples
         fewest = self.model.experts * (self.model.samples if schedule is None else round(min(schedule.values)))
         if (smallest := min(self.schedules.capacity.values)) * fewest < 1 - 1e-6:
@@ -316,6 +320,8 @@ def parser() -> Any:
 def parse(arguments: Sequence[str], recipe: str | os.PathLike[str] | None = None) -> Config:
     """A configuration from the command line, over a recipe, over the defaults.
 
+    With another ``--data.name`` than the recipe's, the recipe's ``data.options``, which are of its data, are left out.
+
     >>> parse(["--model.experts", "8", "--data.options.size", "32"]).model.experts
     8
     >>> parse(["--model.expert", "8"])
@@ -334,7 +340,10 @@ def parse(arguments: Sequence[str], recipe: str | os.PathLike[str] | None = None
         return config
     with _named():
         schema.check_arguments(Config, arguments)
-        return _build(made, [*given, *arguments])
+        changed = _build(made, [*given, *arguments])
+        if changed.data.name != config.data.name:  # options are of one data set: another has no use for the recipe's
+            changed.data.options = made.parse_args(list(arguments)).as_dict()["data"]["options"]
+        return changed
 
 
 def load(path: str | os.PathLike[str]) -> Config:
