@@ -7,8 +7,6 @@
 # ---
 
 # %% Settings
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -80,9 +78,9 @@ experts = model.predict(images[chosen]).compact(per_expert=1, generator=torch.Ge
 titles = ["image", *(f"reader {m + 1}" for m in range(4)), *(f"expert {k + 1}" for k in range(4))]
 figure, axes = plt.subplots(len(experts), 9, figsize=(9, 4.6), layout="constrained")
 for row, line in enumerate(axes):
-    line[0].imshow(images[chosen][row, 0], cmap="gray", vmin=-1, vmax=1)
+    line[0].imshow(images[chosen][row, 0].numpy(), cmap="gray", vmin=-1, vmax=1)
     for axis, mask in zip(line[1:], [*readers[chosen][row], *experts.labels[row]], strict=True):
-        axis.imshow(mask, cmap="gray", vmin=0, vmax=1)
+        axis.imshow(mask.numpy(), cmap="gray", vmin=0, vmax=1)
     for axis, weight in zip(line[5:], experts.mass[row], strict=True):
         axis.set_xlabel(f"{weight:.0%}", fontsize=8, labelpad=2)
     for axis in line:
