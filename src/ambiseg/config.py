@@ -272,9 +272,7 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.data.augment.warps and self.data.size is None:
-            raise ConfigError(
-                "data.size: expected a window to turn and magnify images in, found null; augment needs it"
-            )
+            raise ConfigError("data.size: expected a window, which rotate and scale of data.augment need, found null")
         schedule = self.schedules.samples
         fewest = self.model.experts * (self.model.samples if schedule is None else round(min(schedule.values)))
         if (smallest := min(self.schedules.capacity.values)) * fewest < 1 - 1e-6:
