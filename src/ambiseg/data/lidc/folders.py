@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ _HALF = (".part", ".crdownload", ".tmp", ".download", ".aria2", ".partial")
 def part_folders(source: Path) -> dict[str, Path]:
     """The folders of train, val and test: ``train``, or a longer name that ends so, such as ``lidc_crops_train``."""
     found: dict[str, Path] = {}
-    places = [source, *sorted(path for path in source.iterdir() if path.is_dir())] if source.is_dir() else []
+    places = [source, *sorted(source.glob("*/")), *sorted(source.glob("*/*/"))]
     for folder in places:
         for part in PARTS:
             if re.fullmatch(rf"(.*[_-])?{part}", folder.name) and (folder / "images").is_dir():
@@ -47,16 +47,16 @@ def _whole(files: Iterable[Path]) -> list[Path]:
     )
 
 
-def _partners(one: Sequence[str], other: Sequence[str], left: Path, right: Path, suffix: str) -> None:
-    """Both have the same names, or the first that lacks its partner is named."""
-    for have, lack, folder in ((one, other, right), (other, one, left)):
-        known = set(lack)
-        if alone := [name for name in have if name not in known]:
-            missing = folder / f"{alone[0]}{suffix}"
-            raise DataError(
-                f"{missing}: expected a file beside {(have is one and left) or right}, found none "
-                f"({len(alone)} missing in all): half-downloaded?"
-            )
+def _pairs(images: Path, labels: Path) -> list[tuple[Path, Path]]:
+    """Files of the same name in both folders; one without a partner is an error that names what is missing."""
+    if not labels.is_dir():
+        raise DataError(f"{labels}: expected a folder of labels beside {images.name}, found none")
+    here, there = ({path.name: path for path in _whole(folder.iterdir())} for folder in (images, labels))
+    for known, other, folder in ((here, there, labels), (there, here, images)):
+        if alone := [name for name in known if name not in other]:
+            found = f"none ({len(alone)} missing in all): half-downloaded?"
+            raise DataError(f"{folder / alone[0]}: expected a file beside {known[alone[0]].parent}, found {found}")
+    return [(path, there[name]) for name, path in here.items()]
 
 
 class Npy(Crops):
@@ -72,27 +72,15 @@ class Npy(Crops):
         self.source = source
         entries, self._paths = [], []
         for part, folder in part_folders(source).items():
-            images, labels = (_whole((folder / kind).iterdir()) for kind in self._kinds(folder))
-            names = [path.stem for path in images]
-            _partners(
-                names, [path.stem for path in labels], images[0].parent if images else folder, folder / "labels", ".npy"
-            )
-            by_name = {path.stem: path for path in labels}
-            for path in images:
+            for path, labels in _pairs(folder / "images", folder / "labels"):
                 name = f"{part}-{path.stem}" if part else path.stem
                 origin = {"file": path.relative_to(source).as_posix()}
                 entries.append(Entry(name, part=part or None, origin=origin))
-                self._paths.append((path, by_name[path.stem]))
+                self._paths.append((path, labels))
         steps = np.unique(np.linspace(0, max(len(entries) - 1, 0), _LOOK).astype(int)) if entries else []
         lows = [float(_load(self._paths[i][0]).min()) for i in steps]
         self._shift = 0.5 if lows and min(lows) < 0 else 0.0
         super().__init__(source, entries, UNIT, options)
-
-    @staticmethod
-    def _kinds(folder: Path) -> tuple[str, str]:
-        if not (folder / "labels").is_dir():
-            raise DataError(f"{folder}: expected the folders images and labels, found no labels")
-        return "images", "labels"
 
     def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         image, masks = (_load(path) for path in self._paths[index])

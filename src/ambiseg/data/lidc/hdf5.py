@@ -64,8 +64,8 @@ class Hdf5(Crops):
 
     def _check(self, group: Any, part: str) -> int:
         where = f"{self.source}: group {part or '/'!r}"
-        if not hasattr(group, "keys") or (missing := [key for key in ("images", "labels") if key not in group]):
-            raise DataError(f"{where}: expected images and labels, found no {missing[0] if missing else 'group'}")
+        if missing := [key for key in ("images", "labels") if not hasattr(group, "keys") or key not in group]:
+            raise DataError(f"{where}: expected images and labels, found no {missing[0]}")
         images, labels = group["images"].shape, group["labels"].shape
         if len(images) == 4 and 1 in (images[1], images[3]):
             images = tuple(n for i, n in enumerate(images) if i != (1 if images[1] == 1 else 3))
