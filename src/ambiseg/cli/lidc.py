@@ -74,5 +74,8 @@ def _summary(store: Any, cases: Any, out: str) -> None:
     else:
         counts = Counter(store.declared)
         whose = "as released with the paper" if cases.options.split else "as the source has them"
-        say(f"parts {whose}: " + ", ".join(f"{part} {count:,}" for part, count in counts.items()))
+        say(
+            f"parts {whose}: "
+            + ", ".join(f"{part} {counts[part]:,}" for part in sorted(counts, key="train val test".find))
+        )
     say(f"fingerprint {store.fingerprint}; written to {out}")

@@ -285,9 +285,9 @@ def _state_of(draft: Path) -> str | None:
 
 
 def state_of(folder: str | os.PathLike[str]) -> str | None:
-    """The state of the data whose store, finished or begun, is in a folder; ``None`` if there is none."""
+    """The state of the data whose finished store is in a folder; ``None`` if there is none."""
     header = _header(Path(folder))
-    return _state_of(Path(folder) / "draft.json") if header is None else header["state"]
+    return None if header is None else header["state"]
 
 
 def size_of(path: Path) -> int:

@@ -173,7 +173,7 @@ def prepare(
         cases = _with_parts(cases)
     found = state_of(folder)
     if found is not None and found != cases.state():
-        raise DataError(f"{folder}: expected an empty folder or this store, begun; found a store of something else")
+        raise DataError(f"{folder}: expected an empty folder, or what an interrupted call left; found another store")
     with reporting("converting") as progress:
         store = Store.build(cases, folder, progress)
     return store, cases

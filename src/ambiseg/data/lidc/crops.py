@@ -149,7 +149,7 @@ def unit_image(image: np.ndarray, where: str, shift: float = 0.0) -> np.ndarray:
     """An image in [0, 1] as float32, which is all that a network takes; ``shift`` is what was taken off before."""
     low, high = (float(image.min()), float(image.max())) if image.size else (0.0, 1.0)
     if not (low + shift >= -1e-6 and high + shift <= 1 + 1e-6):
-        expected = f"values in [{-shift:g}, {1 - shift:g}]"
+        expected = f"values in [{0 - shift:g}, {1 - shift:g}]"
         raise DataError(f"{where}: expected {expected}, found {low:.4g} to {high:.4g}")
     return (image.astype(np.float64) + shift).astype(np.float32)
 

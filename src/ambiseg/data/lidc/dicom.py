@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -124,7 +126,8 @@ class Dicom(Crops):
             from ambiseg.data.readers import How
 
             try:
-                pixels = open_dicom(slice.path, How()).read(0)[0]
+                with _quietly():
+                    pixels = open_dicom(slice.path, How()).read(0)[0]
             except DataError:
                 raise
             except Exception as error:  # pydicom fails on damaged files in more ways than can be listed
@@ -178,7 +181,8 @@ def _index(source: Path, scans: dict[str, Scan], progress: Progress | None) -> d
     seen = 0
     for done, path in enumerate(files, 1):
         try:
-            header = dcmread(path, stop_before_pixels=True, specific_tags=_TAGS)
+            with _quietly():
+                header = dcmread(path, stop_before_pixels=True, specific_tags=_TAGS)
         except (InvalidDicomError, EOFError, ValueError, KeyError, AttributeError) as error:
             if path.suffix.lower() == ".dcm" or not isinstance(error, InvalidDicomError):
                 raise DataError(f"{path}: expected a DICOM file, found: {' '.join(str(error).split())[:80]}") from None
@@ -201,6 +205,14 @@ def _index(source: Path, scans: dict[str, Scan], progress: Progress | None) -> d
             f"{source}: expected {kind}, found {seen} DICOM files and outlines of {len(scans)} other series"
         )
     return here
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without pydicom's remarks on values that break a rule of DICOM: LIDC has many, and none matters here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _may_be_dicom(path: Path) -> bool:

