@@ -38,10 +38,13 @@ def write_pickle(path: Path, data: Any, protocol: int) -> Path:
     return path
 
 
-class Python2Pickler(pickle._Pickler):  # type: ignore[name-defined]
+_PICKLER: Any = pickle._Pickler  # type: ignore[attr-defined]  # the one in Python, whose steps can be replaced
+
+
+class Python2Pickler(_PICKLER):
     """Writes what Python 2 does for NumPy: bytes are its ``str``, and modules have the names of that time."""
 
-    dispatch: ClassVar[dict] = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
+    dispatch: ClassVar[dict] = dict(_PICKLER.dispatch)
 
     def save_bytes(self, content: bytes) -> None:
         if self.proto == 0:

@@ -176,7 +176,8 @@ def test_align_moves_the_masks_of_v1_and_no_others(tmp_path):
         assert not after.labels[:, 0].any()
         assert not after.labels[:, :, 0].any()
         assert np.array_equal(after.image, before.image)
-    assert refused(fakes.write_png(tmp_path / "png", data), align=True).startswith("--align: is for what was made")
+    message = refused(fakes.write_png(tmp_path / "png", data), align=True)
+    assert message.startswith("--align: is for what was made of the v1 pickle")
 
 
 def test_regions_are_those_of_every_other_data_set(tmp_path):

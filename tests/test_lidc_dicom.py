@@ -133,6 +133,16 @@ def test_five_that_cannot_be_one_nodule_are_left_out_and_said(scan, tmp_path, ca
     assert "no parts declared" in said.out
 
 
+def test_outlines_of_nothing_are_left_out_and_said(scan, tmp_path):
+    thin = np.array([[60, 60], [61, 60], [62, 60], [62, 61], [61, 61], [60, 61]])  # two rows: nothing between them
+    nothing: Drawn = {Z[3]: [(True, thin)], Z[1]: disc(60, 60, 4)}
+    sops = {z: f"{SERIES}.9.{k}" for k, z in enumerate(Z)}
+    fakes.write_xml(next(scan.rglob("*.xml")), SERIES, [[nothing]], sops)
+    store, cases = prepare(scan, tmp_path / "out")
+    assert list(store.names) == ["LIDC-IDRI-0900-n01-z-0097.500"]
+    assert list(cases.notes) == ["1 slices have outlines with no pixel inside: left out"]
+
+
 # -- what is wrong -------------------------------------------------------------------------------------------
 
 

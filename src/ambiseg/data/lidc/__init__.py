@@ -22,7 +22,7 @@ FORMS = {  # what --form takes -> what it is
     "npz": "one .npz with image and masks",
     "dicom": "DICOM slices with XML files or --outlines",
 }
-_SHIFTED = ("pickle", "hdf5", "npy")  # made from the v1 pickle, so that its masks lie where that has them
+_SHIFTED = ("pickle", "hdf5", "npy", "npz")  # made from the v1 pickle, or possibly so: its masks lie beside the CT
 _FILES = {".pickle": "pickle", ".pkl": "pickle", ".hdf5": "hdf5", ".h5": "hdf5", ".npz": "npz"}
 _DICOM = (".dcm", ".dicom", ".ima", "")
 
@@ -119,7 +119,7 @@ def open_form(form: str, source: Path, options: Options, progress: Progress | No
     if not source.exists():
         raise DataError(f"{source}: expected a file or folder of LIDC, found nothing there")
     if options.align and form not in _SHIFTED:
-        raise DataError(f"--align: is for what was made from the v1 pickle ({', '.join(_SHIFTED)}), found {form}")
+        raise DataError(f"--align: is for what was made of the v1 pickle ({', '.join(_SHIFTED)}), found {form}")
     if options.outlines is not None and form != "dicom":
         raise DataError(f"--outlines: is for DICOM, found {FORMS[form]}")
     if form == "pickle":

@@ -68,7 +68,7 @@ class Dicom(Crops):
         notes, entries, self._places = [], [], []
         scans_of = Counter(series.patient for series in here.values())
         lost: list[str] = []
-        dropped = 0
+        dropped = hollow = 0
         for uid, series in sorted(here.items(), key=lambda item: (item[1].patient, item[0])):
             scan = scans[uid]
             spacing = scan.spacing or series.spacing
@@ -87,6 +87,9 @@ class Dicom(Crops):
                         lost.append(f"series {uid} ({series.patient}), z {z:g}")
                         continue
                     place = _place(found, cluster, z)
+                    if not any(map(_encloses, place.drawn)):
+                        hollow += 1
+                        continue
                     name = f"{prefix}-n{number:02d}-z{z:+09.3f}"
                     origin = {
                         "file": found.path.relative_to(source).as_posix(),
@@ -106,6 +109,8 @@ class Dicom(Crops):
             notes.append(more)
         if dropped:
             notes.append(f"{dropped} clusters of more than {READERS} annotations cannot be one nodule: left out")
+        if hollow:
+            notes.append(f"{hollow} slices have outlines with no pixel inside: left out")
         self.notes = notes
         self._last_slice: tuple[Path, np.ndarray] | None = None
         super().__init__(source, entries, LUNG, options)
@@ -260,6 +265,18 @@ def _place(slice: _Slice, cluster: Sequence[Drawing], z: float) -> _Place:
     height, width = slice.size
     x, y = (int(np.clip(m - SIDE // 2, 0, most - SIDE)) for m, most in zip(middle, (width, height), strict=True))
     return _Place(slice, (x, y), drawn)
+
+
+def _encloses(outlines: Sequence[Outline]) -> bool:
+    """Whether a pixel lies inside; an outline is the first pixel outside, and a few are outlines of nothing."""
+    if not outlines:
+        return False
+    points = np.concatenate([outline.points for outline in outlines])
+    size = points.max(0) - points.min(0) + 1
+    if len(outlines) == 1 and len(points) > 12 and size.min() > 5:  # the usual one, which need not be drawn to know
+        return True
+    (left, top), (width, height) = points.min(0).tolist(), size.tolist()
+    return bool(draw(outlines, (left, top), (height, width)).any())
 
 
 def _paste(mask: np.ndarray, outlines: Sequence[Outline], corner: tuple[int, int]) -> None:
