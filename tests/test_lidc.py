@@ -418,10 +418,30 @@ def test_recipes_run_on_a_store_of_any_form(tmp_path):
     data = crops(16, size=32)
     for i, case in enumerate(data.values()):
         case["series_uid"] = f"1.2.{i // 2}"
-    prepare(fakes.write_pickle(tmp_path / "data_lidc.pickle", data, 4), tmp_path / "store")
+    prepare(fakes.write_pickle(tmp_path / "data_lidc.pickle", data, 4), tmp_path / "v1")
+    prepare(fakes.write_png(tmp_path / "lidc_crops", data), tmp_path / "v2")
     tiny = ["--model.channels=[4, 8]", "--trainer.epochs=1", "--data.batch_size=4", "--data.size=32"]
     tiny += ["--data.eval_size=32", "--trainer.accelerator=cpu"]
-    for recipe in ("lidc", "lidc-light", "lidc-one-label"):
-        run = ["train", recipe, f"--data.root={tmp_path / 'store'}", *tiny, "--out", str(tmp_path / recipe), "--quiet"]
+    for recipe, form, more in (("lidc", "v1", ["--data.split=mose"]), ("lidc-one-label", "v2", [])):
+        out = tmp_path / recipe
+        run = ["train", recipe, f"--data.root={tmp_path / form}", *tiny, *more, "--out", str(out), "--quiet"]
         assert main(run) == 0
-        assert (tmp_path / recipe).is_dir()
+        assert json.loads((out / "split.json").read_text())["made"].startswith(
+            "as released with mose" if more else "declared by the data's owner"
+        )
+
+
+@pytest.mark.parametrize("recipe", ["lidc", "lidc-light", "lidc-one-label"])
+def test_recipes_are_the_papers(recipe):
+    from ambiseg.config import parse
+
+    config = parse(["--data.root=somewhere"], recipe)
+    assert (config.data.name, config.data.size, config.data.batch_size) == ("store", 128, 16)
+    assert (config.data.augment.flip, config.data.augment.rotate) == ("both", 10)
+    assert config.data.annotations == ("once" if recipe == "lidc-one-label" else "all")
+    model, optimizer = config.model, config.optimizer
+    assert (model.experts, model.samples, model.latent, model.cost) == (4, 4, 1, "iou")
+    assert model.beta == (10 if recipe == "lidc-one-label" else 1)
+    assert model.backbone == ("unet-light" if recipe == "lidc-light" else "unet")
+    assert (optimizer.lr, optimizer.weight_decay, config.trainer.epochs) == (1e-3, 1e-5, 200)
+    assert list(config.schedules.capacity.values) == [0.5, 1.0]
