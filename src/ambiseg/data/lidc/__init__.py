@@ -66,6 +66,8 @@ def _file_form(path: Path) -> str:
         raise DataError(
             f"{path}: expected LIDC as {', '.join(FORMS)}, found a web page or XML: was the download refused?"
         )
+    if head.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ")) or path.suffix.lower() == ".tar":
+        raise DataError(f"{path}: expected what an archive holds, found the archive: unpack it first")
     if head[:1] == b"\x80" or path.suffix.lower() in (".pickle", ".pkl") or head[:2] in (b"(d", b"}q", b"(l"):
         return "pickle"
     raise DataError(f"{path}: expected LIDC as {', '.join(FORMS)}, found a file that starts with {head[:8]!r}")

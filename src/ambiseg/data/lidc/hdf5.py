@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,13 @@ class Hdf5(Crops):
         for part in groups:
             group = file[part] if part else file
             count = self._check(group, part)
-            ids = self._ids(group, part, count)
+            ids, hashed = self._ids(group, part, count)
             width = len(str(max(count - 1, 1)))
             for i in range(count):
                 name = f"{part}-{i:0{width}d}" if part else f"{i:0{width}d}"
                 origin = {"group": part, "number": i}
-                entries.append(Entry(name, series=ids[i] if ids else None, part=part or None, origin=origin))
+                series, patient = (None, f"series-{ids[i]}") if hashed else (ids[i], None)
+                entries.append(Entry(name, series, patient, part or None, origin))
                 self._places.append((part, i))
             if count:
                 steps = np.unique(np.linspace(0, count - 1, _LOOK).astype(int))
@@ -87,15 +89,17 @@ class Hdf5(Crops):
             return "last"
         return "first" if labels == (images[0], READERS, *images[1:]) else None
 
-    def _ids(self, group: Any, part: str, count: int) -> list[str] | None:
+    def _ids(self, group: Any, part: str, count: int) -> tuple[Sequence[str | None], bool]:
+        """What tells series apart, and whether it is but a number that somebody hashed them to."""
         name = next((name for name in _IDS if name in group), None)
         if name is None:
-            return None
+            return [None] * count, False
         values = group[name][()]
         if values.shape != (count,):
             where = f"{self.source}: {part}/{name}"
             raise DataError(f"{where}: expected one for each of {count} images, found {list(values.shape)}")
-        return [value.decode() if isinstance(value, bytes) else str(value) for value in values.tolist()]
+        texts = [value.decode() if isinstance(value, bytes) else str(value) for value in values.tolist()]
+        return texts, values.dtype.kind in "iu"
 
     def _rows(self, dataset: Any, start: int, count: int) -> np.ndarray:
         try:
