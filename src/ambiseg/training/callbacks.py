@@ -107,7 +107,20 @@ class Tell(Checkpoint):
 
 
 class Bar(RichProgressBar):
-    """Lightning's bar with what matters here: loss, KL, γ, validation GED."""
+    """Lightning's bar with what matters here: loss, KL, γ, validation GED. It goes when the run ends; lines stay."""
+
+    def configure_columns(self, trainer: Trainer) -> list:
+        columns = super().configure_columns(trainer)[:-1]  # steps a second are for those who write networks
+        columns[1].bar_width = 20  # so that everything fits into a line
+        return columns
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        return f"epoch {current_epoch + 1}/{self.trainer.max_epochs}"
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self.progress is not None:
+            self.progress.live.transient = True
+        super().teardown(trainer, pl_module, stage)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         assert isinstance(pl_module, Fitting)
