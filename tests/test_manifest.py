@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ambiseg.data.check import check
 from ambiseg.data.folder import Folder
 from ambiseg.data.settings import Settings
 from tests.files import disc, made, make, picture, refusal, save
@@ -150,3 +151,12 @@ def test_readers_told_apart_by_file_names_alone(tmp_path):
             save(tmp_path / f"masks/{name}_{reader}.png", disc(16, 20))
     cases = Folder(tmp_path, mask_name="{name}_{reader}")
     assert [case.readers for case in cases] == [("A", "B"), ("B",)]
+
+
+def test_readers_who_lack_masks_are_named(tmp_path):
+    """They may all keep their masks in one folder, and lack the same image."""
+    make(tmp_path, readers=("Ann", "Bob", "Cid"))
+    rows = [f"images/{n}.png,masks/{r}/{n}.png,{r}x" for n in "abc" for r in ("Ann", "Bob", "Cid")]
+    (tmp_path / "manifest.csv").write_text("\n".join(["image,mask,reader", *rows[:-2]]))
+    found = [p.line for p in check(tmp_path).problems if p.code == "H108"]
+    assert found == [f"reader {r}x: expected a mask for each of 3 images, found none for c.png" for r in ("Bob", "Cid")]

@@ -142,6 +142,9 @@ def check(source: str | os.PathLike[str] | Cases, settings: Settings | None = No
         else:
             survey.add(case, cases.declared[index] if cases.declared else None)
     found += one_a_file(met)
+    if isinstance(cases, Folder) and cases.seen is not None and any(p.code == "E307" for p in found):
+        table = cases.seen.colour_table()
+        report.suggestion |= {"colours": table} if table else {}
     if survey.cases:
         broken = {problem.file for problem in found if problem.severity == "error"}
         found += _about_all(survey, cases, report, broken)
@@ -247,10 +250,12 @@ def _incomplete(folder: Folder) -> Iterator[Problem]:
         for mask in entry.masks:
             readers.setdefault(mask.reader, []).append(mask.path)
     total = len(folder.entries)
-    for reader, masks in readers.items():
+    for reader, masks in sorted(readers.items()):
         lacking = [e.image.name for e in folder.entries if reader not in {mask.reader for mask in e.masks}]
         if lacking and 2 * len(masks) >= total:
-            folder_of = str(masks[0].parent) if len({mask.parent for mask in masks}) == 1 else f"reader {reader}"
+            [folder_of, *others] = {mask.parent for mask in masks}
+            alone = not others and folder_of.name == reader  # a manifest may have all readers' masks in one folder
+            folder_of = str(folder_of) if alone else f"reader {reader}"
             message = f"expected a mask for each of {total} images, found none for {some(lacking, 3)}"
             yield Problem("H108", folder_of, message)
 
@@ -340,7 +345,7 @@ def _advice(survey: Survey, cases: Cases, report: Report) -> Iterator[Problem]:
         return
     said = cases.settings
     unclear = any(problem.code == "E306" for problem in cases.problems)
-    if declared_convention(said) is None and not unclear:
+    if declared_convention(said) is None and not unclear and "colours" not in report.suggestion:
         names = list(cases.classes) if len(cases.classes) <= 16 else len(cases.classes)
         report.suggestion |= {"classes": names, "labels": cases.convention.kind}
         report.suggestion |= {} if said.void is None else {"void": said.void}
@@ -349,7 +354,7 @@ def _advice(survey: Survey, cases: Cases, report: Report) -> Iterator[Problem]:
         low, middle, high = survey.percentiles()
         start, end = _rounded(low, math.floor), _rounded(high, math.ceil)
         if start < end:
-            centre, scale = (start + end) / 2, (end - start) / 2
+            centre, scale = (float(f"{x:.6g}") for x in ((start + end) / 2, (end - start) / 2))
             report.suggestion["intensity"] = {"low": start, "high": end, "mean": centre, "std": scale}
             form = some([kind for _, kind in survey.forms])
             message = f"{form} values from {survey.low:.6g} to {survey.high:.6g}; 99 % lie in {low:.6g} … {high:.6g}"
@@ -369,7 +374,7 @@ def _rounded(value: float, towards) -> float:
     if value == 0 or not math.isfinite(value):
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(abs(value))) - 1)
-    result = towards(value / unit) * unit
+    result = float(f"{towards(value / unit) * unit:.6g}")  # 0.33, not 0.32999999999999996
     return int(result) if result == int(result) else result
 
 

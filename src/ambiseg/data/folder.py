@@ -98,6 +98,7 @@ class Folder(Cases):
         self.settings = given.over(Settings.load(self.root))
         self.title = self.settings.title or self.root.resolve().name
         self.problems: list[Problem] = []
+        self.seen: Values | None = None  # in the masks, once they were looked through
         self._quiet, self._strict = quiet, strict
         self._sources: OrderedDict[tuple[Path, bool], Source] = OrderedDict()
         self._kept = 0
@@ -172,7 +173,7 @@ class Folder(Cases):
         declared = declared_convention(self.settings)
         if declared is not None:
             return declared
-        seen = Values()
+        self.seen = seen = Values()
         for path, mask in progress(self._raw_masks(), self._mask_count, "looking through the masks", self._quiet):
             try:
                 seen.add(mask, path)
