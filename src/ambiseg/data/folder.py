@@ -354,6 +354,8 @@ class Folder(Cases):
 
     def _size_advice(self, image: Source, mask: Source) -> str:
         if image.size == mask.size[::-1] and image.slices == mask.slices:
+            if image.format == "JPEG":  # whoever drew the mask may not have seen the picture the way it is shown
+                return "the image may be turned by its EXIF orientation: turn the mask the same way, or remove the tag"
             return "the mask seems to lie on its side: swap its rows and columns"
         if image.format == "NumPy" and image.size[1] in (3, 4) and self.settings.axes is None:
             return 'if the last axis of the image is colour, declare "axes": "HWC"'

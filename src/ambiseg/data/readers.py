@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -134,7 +135,12 @@ def open_source(path: Path, how: How | None = None) -> Source:
             found = UNREAD.get(suffix_of(path), path.suffix or "no suffix")
             raise Refused.of("E105", path, f"expected one of {' '.join(FORMATS)}, found {found}")
         if not path.exists():
+            if path.is_symlink():
+                found = f"found a link to {os.readlink(path)}, where nothing is"
+                raise Refused.of("E106", path, f"expected a file, {found}", "mend the link, or copy the file itself")
             raise Refused.of("E106", path, "expected a file, found none")
+        if not (path.is_file() or path.is_dir()):  # reading from a pipe would wait for ever
+            raise Refused.of("E201", path, "expected a file, found a pipe or a device", "remove it")
         source = OPENERS[kind](path, how)
         return Source(**{**source.__dict__, "read": _guarded(path, source.read)})
 
