@@ -166,7 +166,7 @@ def run(
         path: a folder, a manifest, or an ``.npz`` of :class:`~ambiseg.data.arrays.Arrays`.
         settings: win over the folder's own.
         html: a page with pictures to write.
-        json: a file to write all numbers and problems to.
+        json: a file to write all numbers and problems to; ``-`` prints them instead of everything else.
         quiet: one line for each error and warning, and nothing else.
 
     Returns:
@@ -175,7 +175,7 @@ def run(
     from ambiseg.data.check_text import print_lines, print_report
 
     try:
-        for target in (html, json):
+        for target in (html, None if json == "-" else json):
             if target is not None and not Path(target).resolve().parent.is_dir():
                 raise DataError(f"{target}: expected a folder to write into, found none named {Path(target).parent}")
             if target is not None and Path(target).is_dir():
@@ -187,19 +187,17 @@ def run(
         problem = error.problem if isinstance(error, Refused) else None
         print(f"error: {error}" + (f" ({problem.remedy})" if problem else ""), file=sys.stderr)
         if problem and json is not None and Path(json).resolve().parent.is_dir():
-            _write_json(Report(Path(path), Path(path).name, problems=[problem]), json)
+            _put_json(Report(Path(path), Path(path).name, problems=[problem]), json)
         return 2
-    if quiet:
-        print_lines(report)
-    else:
-        print_report(report)
+    if json != "-":
+        (print_lines if quiet else print_report)(report)
     if json is not None:
-        _write_json(report, json)
+        _put_json(report, json)
     if html is not None:
         from ambiseg.data.check_page import page
 
         write_text(html, page(report, cases, quiet))
-    if not quiet:
+    if not quiet and json != "-":
         for target in (html, json):
             if target is not None:
                 print(f"written: {target}")
@@ -212,8 +210,12 @@ def _open(path: Path, settings: Settings, quiet: bool) -> Cases:
     return Folder.tolerant(path, settings, quiet)
 
 
-def _write_json(report: Report, path: str | os.PathLike[str]) -> None:
-    write_text(path, json_module.dumps(report.as_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+def _put_json(report: Report, path: str | os.PathLike[str]) -> None:
+    text = json_module.dumps(report.as_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    if path == "-":
+        print(text, end="")
+    else:
+        write_text(path, text)
 
 
 def _read(cases: Cases, index: int) -> tuple[Case | None, list[Problem]]:
