@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -67,10 +68,13 @@ def _step_seconds(store: Store) -> float:
 
 def _monai(store: Store, tickets: list, augment: Augment) -> None:
     from monai.data.utils import list_data_collate
-    from monai.transforms import Compose, RandAffined, RandFlipd, RandSpatialCropd, ScaleIntensityRanged
+    from monai.transforms.compose import Compose
+    from monai.transforms.croppad.dictionary import RandSpatialCropd
+    from monai.transforms.intensity.dictionary import ScaleIntensityRanged
+    from monai.transforms.spatial.dictionary import RandAffined, RandFlipd
 
     keys, modes = ("image", "label"), ("bilinear", "nearest")
-    steps = [ScaleIntensityRanged("image", -1000, 400, -1, 1, clip=True)]
+    steps: list[Callable] = [ScaleIntensityRanged("image", -1000, 400, -1, 1, clip=True)]
     if augment.warps:
         low, high = augment.scale
         angle = math.radians(augment.rotate)

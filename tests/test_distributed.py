@@ -21,7 +21,8 @@ from tests.conftest import TINY
 TRAIN = """
 import sys
 from ambiseg.config import parse
-from ambiseg.evaluation import evaluate, first_process
+from ambiseg.evaluation import evaluate
+from ambiseg.processes import first_process
 from ambiseg.training import train
 
 if __name__ == "__main__":

@@ -71,7 +71,8 @@ def test_every_score_is_that_of_the_metric_on_the_same_draws(tiny_run, found):
             assert {metric: scores[metric] for metric in expected} == {k: v[i].item() for k, v in expected.items()}
             alone = ece(masks[i].marginal_probs(2).contiguous(), batch.annotations[i].marginal_probs(2))
             assert scores["ece"] == pytest.approx(alone, abs=1e-12)
-            assert cases[name]["expert_weights"] == predictive.expert_weights[i].double().tolist()
+            weights = predictive.expert_weights  # type: ignore[attr-defined]
+            assert cases[name]["expert_weights"] == weights[i].double().tolist()
             assert cases[name]["patient"] == batch.patients[i]
             seen.add(name)
         if key.startswith("standard"):
@@ -122,7 +123,7 @@ def test_buckets_hold_every_image_once_and_their_own_means(found):
     shapes = Shapes(count=60, size=32)
     for case in found.cases:
         masks = shapes[shapes.names.index(case["name"])]
-        drew = masks.labels.astype(bool).any((1, 2))
+        drew = np.asarray(masks.labels.astype(bool).any((1, 2)))
         assert (case["readers"], case["readers_total"]) == (drew.sum(), len(drew))
         assert case["empty_share"] == pytest.approx(masks.mass[~drew].sum(), abs=1e-6)
 
@@ -176,7 +177,8 @@ def test_interval_of_pooled_calibration_draws_whole_patients():
     found = _summary(scored, 5).settings[0]["ece"]
 
     def pooled(images: slice) -> float:
-        return ece(*(MaskDistribution(x[images]).marginal_probs(2) for x in (predicted, truth)))
+        one, other = (MaskDistribution(x[images]).marginal_probs(2) for x in (predicted, truth))
+        return ece(one, other)
 
     outcomes = [pooled(slice(0, 2)), pooled(slice(0, 4)), pooled(slice(2, 4))]
     assert [found["value"], found["low"], found["high"]] == pytest.approx([outcomes[1], min(outcomes), max(outcomes)])
@@ -193,7 +195,8 @@ def _scored(predicted, truth, name: str, patient: str, protocol: str = "mose", v
 
 
 def _summary(scored: list[Scored], samples: int, protocol: str = "mose") -> Evaluation:
-    about = {"run": "x", "split": "all", "which": "files", "seed": 0, "data": "x", "threads": 1, "batch_size": 1}
+    about = {"run": "x", "split": "all", "which": "files", "weights": "", "seed": 0, "data": "x"}
+    about |= {"threads": 1, "batch_size": 1}
     return summarise(scored, [("files", samples)], protocol=protocol, classes=["no", "yes"], evaluated=[1], **about)
 
 

@@ -74,7 +74,7 @@ def test_folders_in_the_other_order(folders, tmp_path):
 
 def test_distributions_of_the_library(folders, tmp_path):
     for case, by in SAMPLES.items():
-        masks = MaskDistribution(np.stack([by["s1"], by["s2"]])[None])
+        masks = MaskDistribution(torch.from_numpy(np.stack([by["s1"], by["s2"]]))[None])
         (tmp_path / "npz").mkdir(exist_ok=True)
         masks.save(tmp_path / "npz" / f"{case}.npz")
     check(scores(tmp_path / "npz", folders[1]))
@@ -147,7 +147,7 @@ def test_a_data_folder_with_images_void_patients_and_splits(tmp_path):
     assert (found.images, found.patients) == (6, 3)
     first = Folder(tmp_path / "truth", quiet=True)[0]
     valid = torch.from_numpy(first.valid)[None]  # type: ignore[arg-type]
-    expected = ged(cases[0].labels[None, :1], MaskDistribution(first.labels[None], valid=valid))
+    expected = ged(cases[0].labels[None, :1], MaskDistribution(torch.from_numpy(first.labels)[None], valid=valid))
     assert found.cases[0]["scores"]["files-1"]["ged"] == expected.item()
     assert found.cases[0]["scores"]["files-1"]["ged_unbiased"] is None
 

@@ -49,6 +49,7 @@ def test_every_case_is_in_one_part_and_parts_share_no_patient():
 def test_workers_do_not_change_what_is_loaded_and_leave_nothing_behind():
     settings = {"size": (8, 8), "augment": Augment(rotate=30, noise=0.1), "batch_size": 4, "seed": 3}
     alone, helped = module(**settings), module(**settings, workers=2)
+    loaders, one, two = (), [], []
     for epoch in range(2):
         loaders = alone.train_dataloader(), helped.train_dataloader()
         for loader in loaders:
@@ -197,6 +198,7 @@ def test_lightning_trains_and_each_process_takes_its_share(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's advice on workers and the missing validation
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning asks PyTorch in last year's way
 def test_lightning_sets_the_epoch():
     from lightning.pytorch import LightningModule, Trainer
 

@@ -102,6 +102,16 @@ def test_configurations_survive_their_file(tmp_path):
     assert parse([], tmp_path / "c.yaml") == config
 
 
+def test_tensorboard_gets_every_epoch(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = train(parse([*TINY, "--trainer.tensorboard=true"]), tmp_path / "run", quiet=True)
+    events = EventAccumulator(str(run.folder / "tensorboard")).Reload()
+    for key in ("loss", "val_ged", "lr", "capacity"):
+        logged = [(event.step, event.value) for event in events.Scalars(key)]
+        assert logged == [(row["epoch"], pytest.approx(row[key], rel=1e-6)) for row in run.history], key
+
+
 # -- interruptions -----------------------------------------------------------------------------------------------------
 
 SCRIPT = """
@@ -143,7 +153,7 @@ def test_a_run_goes_on_to_the_bit(uninterrupted, tmp_path, how):
     assert len(Run(out).history) == 2  # two epochs were finished, the third is lost
     if how == "SIGINT":
         assert stopped.returncode == 130
-        assert f"go on with: ambiseg train --resume {out}" in stopped.stderr
+        assert f"go on with: ambiseg train --resume '{out}'" in stopped.stderr
         assert "Traceback" not in stopped.stderr
     resumed = run_script("no", 0, 0, "--resume", str(out))
     assert resumed.returncode == 0, resumed.stderr
@@ -153,11 +163,20 @@ def test_a_run_goes_on_to_the_bit(uninterrupted, tmp_path, how):
     assert {path.name for path in out.iterdir()} == FILES
 
 
-def test_a_run_stopped_before_its_first_epoch_says_so(uninterrupted, tmp_path):
-    recipe, _ = uninterrupted
+def test_a_run_stopped_in_its_first_epoch_starts_again(uninterrupted, tmp_path):
+    recipe, whole = uninterrupted
     stopped = run_script("SIGINT", 0, 1, str(recipe), "--out", str(tmp_path / "run"))
     assert stopped.returncode == 130
-    assert "stopped before the first epoch was finished" in stopped.stderr
+    assert "stopped before the first epoch was finished; go on with: ambiseg train --resume" in stopped.stderr
+    resumed = run_script("no", 0, 0, "--resume", str(tmp_path / "run"))
+    assert resumed.returncode == 0, resumed.stderr
+    assert same_weights(tmp_path / "run" / "last.safetensors", whole / "last.safetensors")
+
+
+def test_what_a_run_killed_in_its_first_moment_leaves_is_no_obstacle(tmp_path):
+    (tmp_path / "config.yaml").write_text("half")
+    (tmp_path / "split.json").write_text("")
+    assert Run.claim(tmp_path) == tmp_path
 
 
 def test_a_finished_run_can_be_made_longer(tiny_run, tmp_path):
@@ -166,6 +185,7 @@ def test_a_finished_run_can_be_made_longer(tiny_run, tmp_path):
     assert main(["train", "--resume", str(longer), "--trainer.epochs=3", "--quiet"]) == 0
     train(parse([*TINY, "--trainer.epochs=3"]), whole, quiet=True)
     assert [row["epoch"] for row in Run(longer).history] == [1, 2, 3]
+    assert Run(longer).config.trainer.epochs == 3
     assert same_weights(longer / "last.safetensors", whole / "last.safetensors")
 
 
@@ -251,7 +271,7 @@ def test_resuming_with_other_settings_is_refused(tiny_run, tmp_path, capsys):
     run = tmp_path / "run"
     shutil.copytree(tiny_run, run)
     line = refused(capsys, "--resume", str(run), "--model.experts=7")
-    assert "expected model.experts as the run has it" in line
+    assert f"{run}: expected model.experts 4 as the run has it, found 7" in line
     assert "expected the folder of a run" in refused(capsys, "--resume", str(tmp_path))
     assert "expected a recipe" in refused(capsys)
 
@@ -289,7 +309,8 @@ def test_a_full_disk_costs_the_epoch_and_nothing_else(tiny_run, tmp_path, monkey
     assert line == f"ambiseg: {run / 'last.safetensors'}: No space left on device"
     after = {path.name: path.read_bytes() for path in run.iterdir()}
     assert after.keys() == before.keys()
-    assert {k: v for k, v in after.items() if k != "best.ckpt"} == {k: v for k, v in before.items() if k != "best.ckpt"}
+    assert Run(run).config.trainer.epochs == 3  # what was asked for is known before the first step
+    assert {k for k in after if after[k] != before[k]} <= {"best.ckpt", "config.yaml"}
     monkeypatch.undo()
     assert main(["train", "--resume", str(run), "--trainer.epochs=3", "--quiet"]) == 0
 

@@ -11,7 +11,7 @@
 - :mod:`ambiseg.nn`          backbones, experts, gate, the fused pixel head
 - :mod:`ambiseg.methods`     MoSE, and the protocol that other methods will follow
 - :mod:`ambiseg.data`        data sets, splits, augmentation, loading
-- :mod:`ambiseg.config`      a run as one typed configuration; recipes
+- :mod:`ambiseg.config`      a run as one typed configuration; recipes; :mod:`ambiseg.schema` says what does not fit
 - :mod:`ambiseg.runs`        the folder of a run, and loading a model from it
 - :mod:`ambiseg.training`    ``train``; :mod:`ambiseg.evaluation` ``evaluate``; :mod:`ambiseg.prediction` ``predict``
 - :mod:`ambiseg.report`      the page of a run

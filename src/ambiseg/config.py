@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from ambiseg import schema
 from ambiseg.data.base import DataError
 from ambiseg.data.config import DataConfig
 
@@ -19,12 +20,34 @@ class ConfigError(DataError):
     """A configuration that cannot be run; the message is one line that names the key."""
 
 
+def _known(key: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        close = get_close_matches(value, known, 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"{key}: expected one of {', '.join(known)}, found {value!r}{hint}")
+
+
+def _at_least(section: str, settings: Any, **least: float) -> None:
+    for name, low in least.items():
+        value = getattr(settings, name)
+        if value is not None and not value >= low:
+            raise ConfigError(f"{section}.{name}: expected at least {low}, found {value}")
+
+
+def _above_zero(section: str, settings: Any, **most: float) -> None:
+    for name, high in most.items():
+        value = getattr(settings, name)
+        if value is not None and not 0 < value <= high:
+            limit = "" if high == float("inf") else f" and at most {high:g}"
+            raise ConfigError(f"{section}.{name}: expected more than 0{limit}, found {value}")
+
+
 @dataclass
 class ModelConfig:
     """The network and its method. Channels and classes come from the data.
 
     Args:
-        method: a key of ``ambiseg.METHODS``.
+        method: mose, or another key of ``ambiseg.METHODS``.
         backbone: unet, unet-light or deeplabv3plus.
         channels: features of each level of a U-Net of another width; nothing takes the backbone's own.
         convs: convolutions in each block of a U-Net.
@@ -39,8 +62,8 @@ class ModelConfig:
         stochastic: experts are Gaussians; false makes each a single point.
         diagonal: one standard deviation for each latent dimension instead of one an expert.
         expert_weights: learned by the gate, or uniform.
-        gate_level: where the gate looks, from 0 (the bottom of the network) to 1 (its last features).
-        inject_level: where latents enter, from 0 to 1.
+        gate_level: where the gate of a U-Net looks, as a fraction of the way down; 1 is the bottom.
+        inject_level: where latents enter a U-Net, as a fraction of the way up; 1 is the last features.
         head: three 1×1 convolutions as in the paper, or the released code's head.
         hidden: features of the head.
         objective: transport, or all-pairs for comparison.
@@ -69,6 +92,15 @@ class ModelConfig:
     objective: Literal["transport", "all-pairs"] = "transport"
     form: Literal["weighted", "gumbel"] = "weighted"
 
+    def __post_init__(self) -> None:
+        from ambiseg.methods import METHODS
+
+        _known("model.method", self.method, list(METHODS))
+        _at_least("model", self, convs=1, experts=1, samples=1, latent=1, hidden=1, beta=0)
+        _above_zero("model", self, momentum=1, gate_level=1, inject_level=1)
+        if self.channels is not None and (len(self.channels) < 2 or min(self.channels) < 1):
+            raise ConfigError(f"model.channels: expected two levels or more of at least 1, found {self.channels}")
+
 
 @dataclass
 class Schedule:
@@ -92,7 +124,11 @@ class Schedule:
     def __post_init__(self) -> None:
         wanted = {"constant": 1, "linear": 2}.get(self.kind)
         if not self.values or (wanted is not None and len(self.values) != wanted):
-            raise ConfigError(f"schedule: {self.kind} expects {wanted or 'some'} values, found {self.values}")
+            noun = "value" if wanted == 1 else "values"
+            raise ConfigError(f"schedule: {self.kind} expects {wanted or 'some'} {noun}, found {self.values}")
+        for name, low in (("epochs", 1), ("warm_up", 0), ("patience", 0)):
+            if getattr(self, name) < low:
+                raise ConfigError(f"schedule: expected {name} of at least {low}, found {getattr(self, name)}")
 
 
 @dataclass
@@ -110,6 +146,16 @@ class SchedulesConfig:
     group_threshold: Schedule = field(default_factory=Schedule)
     samples: Schedule | None = None
     annealing: Schedule = field(default_factory=Schedule)
+
+    def __post_init__(self) -> None:
+        ranges: dict[str, tuple[float, float]] = {
+            "capacity": (0, 1), "group_threshold": (0, 1), "samples": (1, float("inf")), "annealing": (0, 1)
+        }  # fmt: skip
+        for name, (low, high) in ranges.items():
+            schedule = getattr(self, name)
+            if schedule is not None and not all(low <= value <= high for value in schedule.values):
+                between = f"of at least {low}" if high == float("inf") else f"from {low} to {high}"
+                raise ConfigError(f"schedules.{name}: expected values {between}, found {schedule.values}")
 
 
 @dataclass
@@ -140,6 +186,12 @@ class OptimizerConfig:
     clip: float | None = None
     average: float = 0.0
 
+    def __post_init__(self) -> None:
+        _above_zero("optimizer", self, lr=float("inf"), factor=1, clip=float("inf"))
+        _at_least("optimizer", self, weight_decay=0, min_lr=0, patience=0, warm_up=0, average=0)
+        if self.average >= 1:
+            raise ConfigError(f"optimizer.average: expected less than 1, found {self.average}")
+
 
 @dataclass
 class TrainerConfig:
@@ -147,12 +199,13 @@ class TrainerConfig:
 
     Args:
         epochs: passes through the training set.
-        accelerator: auto, cpu, gpu, mps …
+        accelerator: auto, cpu, gpu, mps and others that Lightning knows.
         devices: how many devices, or which: 2, "0,3", auto.
         num_nodes: machines.
-        strategy: auto, ddp, ddp_spawn …
-        precision: 32-true, bf16-mixed, 16-mixed …
+        strategy: auto, ddp and others that Lightning knows.
+        precision: 32-true, bf16-mixed, 16-mixed and others that Lightning knows.
         accumulate: batches whose gradients are added before a step.
+        channels_last: keep a pixel's features side by side in memory: faster on CPUs and with mixed precision.
         threads: CPU threads of PyTorch; nothing leaves its own choice.
         check_every: epochs from one validation to the next.
         tensorboard: also write TensorBoard logs; needs the package tensorboard.
@@ -166,10 +219,14 @@ class TrainerConfig:
     strategy: str = "auto"
     precision: str = "32-true"
     accumulate: int = 1
+    channels_last: bool = True
     threads: int | None = None
     check_every: int = 1
     tensorboard: bool = False
     deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least("trainer", self, epochs=1, num_nodes=1, accumulate=1, threads=1, check_every=1)
 
 
 @dataclass
@@ -178,11 +235,17 @@ class EvalConfig:
 
     Args:
         samples: masks an image, drawn in standard form.
-        protocol: of GED and matched IoU, a key of ``ambiseg.PROTOCOLS``.
+        protocol: whose way of computing GED and matched IoU, a key of ``ambiseg.PROTOCOLS``.
     """
 
     samples: int = 16
     protocol: str = "mose"
+
+    def __post_init__(self) -> None:
+        from ambiseg.metrics import PROTOCOLS
+
+        _at_least("evaluation", self, samples=1)
+        _known("evaluation.protocol", self.protocol, list(PROTOCOLS))
 
 
 @dataclass
@@ -206,6 +269,17 @@ class Config:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.data.augment.warps and self.data.size is None:
+            raise ConfigError("data.size: expected a window, which rotate and scale of data.augment need, found null")
+        schedule = self.schedules.samples
+        fewest = self.model.experts * (self.model.samples if schedule is None else round(min(schedule.values)))
+        if (smallest := min(self.schedules.capacity.values)) * fewest < 1 - 1e-6:
+            found = f"{smallest:g} with {fewest} samples"
+            raise ConfigError(
+                f"schedules.capacity: expected at least 1/{fewest}, or annotations have nowhere to go, found {found}"
+            )
 
 
 # -- recipes and files -------------------------------------------------------------------------------------------
@@ -235,8 +309,8 @@ def parser() -> Any:
     """jsonargparse's parser of a :class:`Config`."""
     from jsonargparse import ArgumentParser
 
-    made = ArgumentParser(prog="ambiseg train", exit_on_error=False, add_help=False, allow_abbrev=False)
-    made.add_argument("--config", action="config", help="a YAML file")
+    made = ArgumentParser(exit_on_error=False, add_help=False, allow_abbrev=False, print_config=None)
+    made.add_argument("--config", action="config")
     made.add_class_arguments(Config)
     return made
 
@@ -244,27 +318,30 @@ def parser() -> Any:
 def parse(arguments: Sequence[str], recipe: str | os.PathLike[str] | None = None) -> Config:
     """A configuration from the command line, over a recipe, over the defaults.
 
+    With another ``--data.name`` than the recipe's, the recipe's ``data.options``, which are of its data, are left out.
+
     >>> parse(["--model.experts", "8", "--data.options.size", "32"]).model.experts
     8
     >>> parse(["--model.expert", "8"])
     Traceback (most recent call last):
     ambiseg.config.ConfigError: --model.expert: no such setting; did you mean --model.experts?
     """
-    from jsonargparse import ArgumentError
-
-    made = parser()
-    given = [] if recipe is None else ["--config", str(find_recipe(recipe))]
-    try:
-        made.parse_args(given)
-    except (ArgumentError, ValueError, TypeError) as error:
-        raise ConfigError(f"{find_recipe(recipe or '')}: {_one_line(error)}") from None
-    try:
-        parsed = made.parse_args([*given, *arguments])
-        built = made.instantiate(parsed) if hasattr(made, "instantiate") else made.instantiate_classes(parsed)
-    except (ArgumentError, ValueError, TypeError) as error:
-        raise ConfigError(_one_line(error, _options(made))) from None
-    fields = {name: getattr(built, name) for name in Config.__dataclass_fields__}
-    return Config(**fields)
+    made, given = parser(), []
+    config = Config()
+    if recipe is not None:
+        path = find_recipe(recipe)
+        with _named(f"{path}: "):
+            schema.check(Config, schema.read_yaml(path))
+            given = ["--config", str(path)]
+            config = _build(made, given)
+    if not arguments:
+        return config
+    with _named():
+        schema.check_arguments(Config, arguments)
+        changed = _build(made, [*given, *arguments])
+        if changed.data.name != config.data.name:  # options are of one data set: another has no use for the recipe's
+            changed.data.options = made.parse_args(list(arguments)).as_dict()["data"]["options"]
+        return changed
 
 
 def load(path: str | os.PathLike[str]) -> Config:
@@ -279,36 +356,27 @@ def dump(config: Config) -> str:
     """YAML of all settings, defaults included, in the order of the dataclasses."""
     import yaml
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(v) for key, v in value.items()}
-        return [plain(v) for v in value] if isinstance(value, list | tuple) else value
-
-    return yaml.safe_dump(plain(asdict(config)), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(_plain(asdict(config)), sort_keys=False, allow_unicode=True)
 
 
-def _one_line(error: Exception, options: Sequence[str] = ()) -> str:
-    """jsonargparse's message without its tree of attempts: the key, what was expected, what was found."""
-    text = " ".join(str(error).split())
-    for old, new in (("typing.", ""), ("<class '", ""), ("'>", ""), ("NoneType", "nothing")):
-        text = text.replace(old, new)
-    text = re.sub(r"Literal\[([^]]*)\]", lambda found: found[1].replace("'", "").replace(", ", " or "), text)
-    text = re.sub(r'^Parser key "([^"]+)": ', r"\1: ", text)
-    if "Union subtypes" in text:
-        key = text.split(":", 1)[0]
-        expected = dict.fromkeys(re.findall(r"- Expected an? ([^-]+?)\.?(?= Got value| -| Given value|$)", text))
-        if nested := re.search(r"NestedArg\(key='(\w+)', val='?(.*?)'?\)", text):
-            key, value = f"{key}.{nested[1]}", nested[2]
-        else:
-            found = re.search(r"Given value: (.*)$", text)
-            value = found[1] if found else "another type"
-        return f"{key}: expected {' or '.join(expected)}, found {value}"
-    text = re.sub(r"Expected an? (.+?)\.? Got value: ", r"expected \1, found ", text)
-    if unknown := re.match(r"unrecognized arguments: (--[^ =]+)", text):
-        close = get_close_matches(unknown[1], options, 1)
-        return f"{unknown[1]}: no such setting" + (f"; did you mean {close[0]}?" if close else "")
-    return text
+def _plain(value: Any) -> Any:
+    """With lists for tuples, which YAML has not."""
+    if isinstance(value, dict):
+        return {key: _plain(v) for key, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def _options(made: Any) -> list[str]:
-    return [name for action in made._actions for name in action.option_strings]
+def _build(made: Any, arguments: Sequence[str]) -> Config:
+    values = made.parse_args(list(arguments)).as_dict()
+    return schema.build(Config, {name: values[name] for name in Config.__dataclass_fields__})
+
+
+@contextmanager
+def _named(file: str = "") -> Iterator[None]:
+    """One line for whatever does not fit. ``schema.check`` has worded nearly all of it before jsonargparse could."""
+    from jsonargparse import ArgumentError
+
+    try:
+        yield
+    except (ArgumentError, ValueError, TypeError) as error:
+        raise ConfigError(file + " ".join(str(error).split()).removeprefix(file)) from None

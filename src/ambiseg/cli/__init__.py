@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import NoReturn
 
 from ambiseg import __version__
 from ambiseg.cli import data, demo, evaluate, predict, report, train
@@ -25,9 +29,25 @@ def _columns() -> int:
         return 100
 
 
-def parser() -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and what may have been meant."""
+
+    def error(self, message: str) -> NoReturn:
+        hint = f"see {self.prog} --help"
+        if choice := re.match(r"argument (.+?): invalid choice: '?(.*?)'? \(choose from (.+)\)$", message):
+            known = [name.strip("' ") for name in choice[3].split(",")]
+            close = get_close_matches(choice[2], known, 1)
+            message = f"{choice[1]}: expected one of {', '.join(known)}, found {choice[2]!r}"
+            hint = f"did you mean {close[0]}?" if close else hint
+        elif unknown := re.match(r"unrecognized arguments: (--[^ =]+)", message):
+            close = get_close_matches(unknown[1], self._option_string_actions, 1)
+            hint = f"did you mean {close[0]}?" if close else hint
+        self.exit(2, f"{self.prog}: {message}; {hint}\n")
+
+
+def parser() -> Parser:
     """All commands with their options."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="ambiseg",
         allow_abbrev=False,
         formatter_class=Help,
@@ -41,14 +61,45 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """What is to be run, with the --section.key of ``train`` and ``demo`` as ``settings_given``; help where nothing is.
+
+    >>> chosen = parse(["train", "--model.experts", "8", "demo", "--quiet"])
+    >>> chosen.recipe, chosen.quiet, chosen.settings_given
+    ('demo', True, ['--model.experts', '8'])
+    """
+    given, settings = list(arguments), []
+    if given in ([], ["data"]):
+        given.append("--help")
+    if given[0] in ("train", "demo"):
+        given, settings = train.divide(given)
+    made = parser()
+    chosen, rest = made.parse_known_args(given)
+    if rest:  # by the command's own parser, which knows what may have been meant
+        _of_command(made, given).error(f"unrecognized arguments: {' '.join(rest)}")
+    chosen.settings_given = settings
+    return chosen
+
+
+def _of_command(made: Parser, given: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of the command that was typed, at any depth."""
+    found: argparse.ArgumentParser = made
+    for word in given:
+        for action in found._actions:
+            if isinstance(action, argparse._SubParsersAction) and word in action.choices:
+                found = action.choices[word]
+                break
+        else:
+            break
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. What a user can put right is one line on the error stream and code 2."""
-    made = parser()
-    chosen, rest = made.parse_known_args(arguments)
-    chosen.settings_given = rest  # `train` hands --section.key to jsonargparse; nobody else takes more than it declares
-    if rest and not getattr(chosen, "takes_settings", False):
-        made.error(f"unrecognized arguments: {' '.join(rest)}")
+    chosen = parse(sys.argv[1:] if arguments is None else arguments)
     try:
+        with _patience():
+            import ambiseg.data.base  # noqa: F401 - and with it PyTorch, which every command needs
         return chosen.run(chosen)
     except KeyboardInterrupt as stop:
         print(f"ambiseg: {stop or 'stopped'}", file=sys.stderr)
@@ -61,6 +112,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"ambiseg: {_one_line(error)}", file=sys.stderr)
         return 2
+
+
+@contextmanager
+def _patience() -> Iterator[None]:
+    """A word on the terminal while PyTorch is loaded, which takes seconds on some disks; then it is gone again."""
+    if not sys.stderr.isatty() or "torch" in sys.modules:
+        yield
+        return
+    print("loading …", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _expected(error: Exception) -> bool:

@@ -13,9 +13,10 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     demo = commands.add_parser(
         "demo",
         help="train, evaluate and report on the embedded data",
-        description="Train a small model on the nodules that come with the package (real outlines of four radiologists\n"
-        "on simulated CT), evaluate it on patients it has not seen, and write a page of results: about five\n"
-        "minutes on two cores. Run again, it goes on from wherever it is.",
+        description="Train a small model on the nodules that come with the package (real outlines of four\n"
+        "radiologists on simulated CT), evaluate it on patients it has not seen, and write a page of\n"
+        "results: about five minutes on two cores. Run again, it goes on from wherever it is.",
+        epilog="Settings of `ambiseg train` may be added, such as --trainer.epochs 2.",
         formatter_class=formatter,
         allow_abbrev=False,
     )
@@ -34,30 +35,34 @@ def _demo(arguments: argparse.Namespace) -> int:
         if not quiet:
             print(text, file=sys.stderr, flush=True)
 
+    say(f"1/3 training: {config.trainer.epochs} epochs into {out}")
     from ambiseg.runs import Run
+    from ambiseg.training import train
 
-    begun = (out / "last.ckpt").is_file()
-    finished = begun and len(Run(out).history) >= config.trainer.epochs
-    if not finished:
-        say(f"1/3 training {'on in' if begun else 'into'} {out}: {config.trainer.epochs} epochs, some minutes")
-        from ambiseg.training import train
-
-        train(config, out, resume=begun, quiet=quiet, command=sys.argv)
+    begun = (out / "run.json").is_file()
+    if begun and len(Run(out).history) >= config.trainer.epochs:
+        say("    done before")
     else:
-        say(f"1/3 {out} is trained already")
+        train(config, out, resume=begun, quiet=quiet, command=sys.argv)
 
-    from ambiseg.evaluation import evaluate
-    from ambiseg.report import report
+    from ambiseg.evaluation import Evaluation, evaluate, saved
+    from ambiseg.report import SAMPLES, report
 
     say("2/3 evaluating on patients that it has not seen")
-    results = evaluate(out, samples=(16, 50, 100), quiet=quiet)
+    run = Run(out)
+    if path := saved(run):
+        results = Evaluation.load(path)
+        say("    done before")
+    else:
+        results = evaluate(run, samples=SAMPLES, threads=config.trainer.threads or 1, quiet=quiet)
+        results.save(out / f"evaluation-{results.split}.json")
     say("3/3 writing the report")
     page = report(out, quiet=quiet)
     if not quiet:
-        score = next(s for s in results.settings if (s["form"], s["samples"]) == ("standard", 16))["metrics"]["ged"]
+        score = results.setting("standard", SAMPLES[0])["metrics"]["ged"]
         interval = f"{score['mean']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
-        print(f"GED(16) on {results.images} test nodules: {interval}")
-        print(f"\nlook at   {page}")
+        print(f"\nGED({SAMPLES[0]}) on {results.images} test nodules of {results.patients} patients: {interval}")
+        print(f"look at   {page}")
         print(f"predict   ambiseg predict {out} IMAGE --out predictions/")
         print("your own  ambiseg data check FOLDER   then   ambiseg train demo --data.name folder --data.root FOLDER")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ examples:
 
 Any setting can be given as --section.key value; `ambiseg train --settings` lists them with their meaning.
 """
+
+SECTIONS = ("data", "model", "optimizer", "schedules", "trainer", "evaluation", "seed")  # of ambiseg.config.Config
 
 
 def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
@@ -39,7 +42,26 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     train.add_argument("--print_config", action="store_true", help="print all settings as YAML, and stop")
     train.add_argument("--settings", action="store_true", help="list all settings with their meaning, and stop")
     train.add_argument("--recipes", action="store_true", help="list the recipes, and stop")
-    train.set_defaults(run=_train, takes_settings=True)
+    train.set_defaults(run=_train)
+
+
+def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What the command itself declares, and the settings, which :func:`ambiseg.config.parse` understands.
+
+    >>> divide(["train", "--seed=3", "--data.root", "scans/", "my.yaml", "--quiet"])
+    (['train', 'my.yaml', '--quiet'], ['--seed=3', '--data.root', 'scans/'])
+    """
+    own, settings, left = [], [], list(arguments)
+    while left:
+        word = left.pop(0)
+        key, equals, _ = word.partition("=")
+        if not (key.startswith("--") and ("." in key or key[2:] in SECTIONS)):
+            own.append(word)
+            continue
+        settings.append(word)
+        if not equals and left and not left[0].startswith("--"):
+            settings.append(left.pop(0))
+    return own, settings
 
 
 def _train(arguments: argparse.Namespace) -> int:
@@ -47,11 +69,12 @@ def _train(arguments: argparse.Namespace) -> int:
     from ambiseg.config import ConfigError
 
     if arguments.recipes:
-        for name, path in configuration.recipes().items():
-            print(f"{name:16s}{_summary(path)}")
+        names = configuration.recipes()
+        for name, path in names.items():
+            print(f"{name:{max(map(len, names)) + 2}s}{_summary(path)}")
         return 0
     if arguments.settings:
-        configuration.parser().print_help()
+        print(settings_text(_width()))
         return 0
     if (arguments.recipe is None) == (arguments.resume is None):
         known = ", ".join(configuration.recipes())
@@ -85,3 +108,36 @@ def _summary(path: Path) -> str:
     """The first line of a recipe's comment."""
     first = path.read_text(encoding="utf-8").splitlines()[0]
     return first.removeprefix("#").strip()
+
+
+# -- the list of settings ---------------------------------------------------------------------------------------------
+
+
+def settings_text(width: int = 100) -> str:
+    """Every setting with its default and its meaning, by section, as the dataclasses have them."""
+    import textwrap
+
+    from ambiseg.config import Config
+    from ambiseg.schema import tables
+
+    lines = [
+        "Settings, their defaults and their meanings. Give one as --section.key value, or many in a YAML file:",
+        "`ambiseg train demo --print_config > my.yaml` writes one to start from. Lists are [1, 2], tables are",
+        "{key: value}, and null is nothing: off, or left to its own choice.",
+    ]
+    indent = 46
+    for section, what, rows in tables(Config):
+        lines += ["", f"{section}: {what}" if section else "in no section:"]
+        for key, default, meaning in rows:
+            start = f"  --{key:<30}{default}"
+            body = textwrap.wrap(meaning.replace("`", ""), max(width - indent, 30))
+            if len(start) < indent and body:
+                start = f"{start:<{indent}}{body.pop(0)}"
+            lines += [start, *(" " * indent + line for line in body)]
+    return "\n".join(lines)
+
+
+def _width() -> int:
+    import shutil
+
+    return min(shutil.get_terminal_size((110, 24)).columns, 120)

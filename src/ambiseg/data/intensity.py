@@ -17,6 +17,12 @@ class Intensity:
     One number is for all channels, a tuple has one for each. Nothing is taken from the image itself, so that a value
     means the same in every image and a crop of an image is prepared as the whole image is.
 
+    Args:
+        low: smaller values become this; nothing cuts none.
+        high: larger values become this; nothing cuts none.
+        mean: is subtracted; one for all channels, or one for each.
+        std: is divided by; one for all channels, or one for each.
+
     >>> lung = Intensity(low=-1000, high=400, mean=-300, std=700)
     >>> lung(torch.tensor([[[[-2000., -300., 3000.]]]]))
     tensor([[[[-1.,  0.,  1.]]]])

@@ -8,9 +8,11 @@ A run is scored by :func:`evaluate`, the masks of any other tool by :func:`evalu
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from ambiseg.config import ConfigError
@@ -21,9 +23,10 @@ from ambiseg.evaluation.files import evaluate_files
 from ambiseg.evaluation.results import Evaluation, summarise
 from ambiseg.evaluation.scoring import FORMS, METRICS, Rules
 from ambiseg.metrics import PROTOCOLS
+from ambiseg.processes import first_process
 from ambiseg.runs import Run, Which, open_run
 
-__all__ = ["FORMS", "METRICS", "Evaluation", "evaluate", "evaluate_files", "first_process"]
+__all__ = ["FORMS", "METRICS", "Evaluation", "evaluate", "evaluate_files", "saved"]
 
 
 def evaluate(
@@ -96,6 +99,7 @@ def evaluate(
         split=split,
         protocol=rules.protocol,
         which=which,
+        weights=opened.digest(which),
         seed=seed,
         data=opened.card.title,
         threads=threads,
@@ -105,9 +109,20 @@ def evaluate(
     )
 
 
-def first_process() -> bool:
-    """Whether this process is the one that speaks and writes; Lightning and SLURM number them in the environment."""
-    return all(int(os.environ.get(name, 0)) == 0 for name in ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "RANK"))
+def saved(run: Run, split: str = "test") -> Path | None:
+    """The evaluation in a run's folder, unless it is of other weights than those that are there now."""
+    path = run.folder / f"evaluation-{split}.json"
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError:
+        return path  # whoever reads it says what is wrong with it
+    if not isinstance(found, dict) or not found.get("weights"):
+        return path
+    which = found.get("which", "best")
+    gone = not (run.folder / f"{which}.safetensors").is_file()  # numbers may outlive the weights they are of
+    return path if gone or found["weights"] == run.digest(which) else None
 
 
 def _asked(

@@ -88,6 +88,7 @@ def evaluate_files(
         split=split or "all",
         protocol=protocol,
         which="files",
+        weights="",
         seed=0,
         data=readers.title,
         threads=torch.get_num_threads(),

@@ -61,7 +61,8 @@ class Evaluation:
     """All numbers of an evaluation, in the form of its JSON. ``None`` is what has no value.
 
     Attributes:
-        run, split, which: what was evaluated; of mask files, their folder, ``all`` and ``files``.
+        run, split, which, weights: what was evaluated, with a hash of its weights; of mask files, their folder,
+            ``all``, ``files`` and nothing.
         data: what the data are.
         protocol, seed, threads, batch_size: how. With the same of each, any number of processes finds the same.
         classes, evaluated: names of the classes, and ids of those that are scored.
@@ -75,6 +76,7 @@ class Evaluation:
     split: str
     protocol: str
     which: str
+    weights: str
     seed: int
     data: str
     threads: int

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -17,6 +14,7 @@ from ambiseg.data.batching import Batch
 from ambiseg.data.module import DataModule
 from ambiseg.evaluation.scoring import Rules, Scored, score_batch, settings_of
 from ambiseg.methods.base import Method
+from ambiseg.processes import plain_speech
 
 
 class Part(DataModule):
@@ -94,25 +92,3 @@ def _trainer(devices: dict[str, Any]) -> pl.Trainer:
     except (MisconfigurationException, TypeError, ValueError) as error:
         asked = ", ".join(f"{key} {value}" for key, value in devices.items())
         raise ConfigError(f"expected devices that are there, found {asked}: {' '.join(str(error).split())}") from None
-
-
-@contextmanager
-def plain_speech() -> Iterator[None]:
-    """Without Lightning's tips and lists of hardware."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        for message in (
-            ".*does not have many workers.*",
-            ".*it is recommended to use `Trainer.devices=1.*",
-            ".*length of `DataLoader` across ranks is zero.*",
-            ".*`isinstance.treespec, LeafSpec.*",
-        ):
-            warnings.filterwarnings("ignore", message)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)

@@ -159,7 +159,7 @@ def read_pixels(source: Source, k: int, channels: int, convert: bool) -> Tensor:
         ways = {(3, 1): "; --convert reads grey as colour", (1, 3): "; --convert reads three equal channels as one"}
         message = f"expected {count(channels, 'channel')}, as the model was trained on, found {source.channels}"
         hint = ways.get((channels, source.channels), "") if not convert else ""
-        raise Refused.of("E308", source.path, message + hint)
+        raise DataError(f"{source.path}: {message}{hint}")  # what helps a data set (E308) does not help here
     if raw.dtype.kind == "f" and (wrong := int((~np.isfinite(raw)).sum())):
         raise Refused.of("E206", source.path, f"expected finite values, found {count(wrong, 'value')} nan or infinite")
     return torch.from_numpy(np.array(raw, np.float32))[None]

@@ -67,14 +67,13 @@ def report(
 
 
 def _results(run: Run, split: str, data: Mapping[str, Any] | None, quiet: bool, keep: bool) -> Results:
-    """The evaluation in the run's folder; made, and left there if ``keep``, when there is none."""
+    """The evaluation in the run's folder; made, and left there if ``keep``, when there is none of these weights."""
+    from ambiseg.evaluation import evaluate, saved
     from ambiseg.report.results import Results
 
-    path = run.folder / f"evaluation-{split}.json"
-    if path.is_file():
+    if path := saved(run, split):
         return Results.load(path, split)
-    from ambiseg.evaluation import evaluate
-
+    path = run.folder / f"evaluation-{split}.json"
     evaluation = evaluate(run, split, samples=SAMPLES, data=data, quiet=quiet)
     if keep:
         evaluation.save(path)

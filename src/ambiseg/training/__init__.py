@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import os
+import shlex
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ambiseg.config import Config, ConfigError
+from ambiseg.config import Config, ConfigError, dump
 from ambiseg.data.batching import Batch
 from ambiseg.data.progress import reporting
-from ambiseg.files import atomic_write
+from ambiseg.files import atomic_write, write_text
+from ambiseg.processes import first_process, plain_speech
 from ambiseg.runs import Card, Run, build_model
 
 __all__ = ["Stopped", "train"]
@@ -39,7 +37,8 @@ def train(
     Args:
         config: see :class:`ambiseg.config.Config`; :func:`ambiseg.config.parse` makes one of a recipe.
         out: the folder of the run. It must be new or empty, unless ``resume``.
-        resume: go on with the run in ``out`` from its last finished epoch, to the bit as if it had not stopped.
+        resume: go on with the run in ``out`` from its last finished epoch, to the bit as if it had not stopped; where
+            none was finished, from the beginning.
         quiet: print nothing but errors.
         command: what the user typed, for the record.
     """
@@ -52,26 +51,32 @@ def train(
     out = Path(out)
     checkpoint = _checkpoint(out) if resume else None
     if resume:
-        config = _same(Run(out).config, config)
+        config = _same(Run(out), config)
+    elif first_process():
+        Run.claim(out)
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
-    with reporting("preparing data", quiet or not _first()) as progress:
+    with reporting("preparing data", quiet or not first_process()) as progress:
         data = DataModule(config.data, progress=progress)
         data.prepare_data()
         data.setup()
     card = Card.of(data.cases, data.intensity)
     pl.seed_everything(config.seed, verbose=False)
     model = build_model(config.model, card.channels, len(card.classes))
-    if _first() and not resume:
+    if config.trainer.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if first_process() and not resume:
         Run.create(out, config, card, data.split, command if command is not None else sys.argv)
     elif resume:
         _unchanged(Run(out), data.split.fingerprint)
+        if first_process():
+            write_text(out / "config.yaml", dump(config))  # how long and on what may be new
     fitting = Fitting(model, config, card.evaluated, recover=lambda epoch, step: _batch(data, epoch, step))
-    show = not quiet and _first()
+    show = not quiet and first_process()
     callbacks: list[Any] = [Keep(out)]
     callbacks += [Tell(config.trainer.epochs)] if show else []
     callbacks += [Bar()] if show and sys.stderr.isatty() else []
-    with _plain_speech():
+    with plain_speech():
         trainer = pl.Trainer(
             max_epochs=config.trainer.epochs,
             accelerator=config.trainer.accelerator,
@@ -102,11 +107,6 @@ def train(
     return Run(out)
 
 
-def _first() -> bool:
-    """Whether this process is the one that speaks and writes; Lightning and SLURM number them in the environment."""
-    return all(int(os.environ.get(name, 0)) == 0 for name in ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "RANK"))
-
-
 def _batch(data: Any, epoch: int, step: int) -> Batch:
     loader = data.train_dataloader()
     loader.sampler.set_epoch(epoch)
@@ -133,11 +133,11 @@ def _save_batch(batch: Batch | None, out: Path) -> str:
 # -- resuming ---------------------------------------------------------------------------------------------------------
 
 
-def _checkpoint(out: Path) -> Path:
+def _checkpoint(out: Path) -> Path | None:
     path = out / "last.ckpt"
     Run(out)  # names whatever else is wrong with the folder
     if not path.is_file():
-        raise ConfigError(f"{path}: expected a finished epoch to go on from, found none; start the run again")
+        return None  # stopped in its first epoch
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         known = isinstance(content, dict) and "ambiseg" in content and "state_dict" in content
@@ -149,20 +149,23 @@ def _checkpoint(out: Path) -> Path:
     return path
 
 
-def _same(written: Config, asked: Config) -> Config:
-    """The run's own configuration; only how long and on what may differ from it."""
+def _same(run: Run, asked: Config) -> Config:
+    """The run's own configuration; only how long, on what, and where the data are may differ from it."""
     import copy
     from dataclasses import asdict
 
-    allowed = copy.deepcopy(written)
+    allowed = copy.deepcopy(run.config)
     allowed.trainer = asked.trainer
-    allowed.data.workers, allowed.data.cache = asked.data.workers, asked.data.cache
+    for key in ("root", "workers", "cache"):
+        setattr(allowed.data, key, getattr(asked.data, key))
     wanted, found = asdict(allowed), asdict(asked)
     for section, values in wanted.items():
         if values != found[section]:
             keys = [k for k in values if values[k] != found[section][k]] if isinstance(values, dict) else []
             key = f"{section}.{keys[0]}" if keys else section
-            raise ConfigError(f"--resume: expected {key} as the run has it, found another; start a new run for that")
+            has, found = (values[keys[0]], found[section][keys[0]]) if keys else (values, found[section])
+            hint = "start a new run for that, with another --out"
+            raise ConfigError(f"{run.folder}: expected {key} {has} as the run has it, found {found}; {hint}")
     return allowed
 
 
@@ -172,9 +175,8 @@ def _unchanged(run: Run, fingerprint: str) -> None:
 
 
 def _how_to_go_on(out: Path) -> str:
-    if not (out / "last.ckpt").is_file():
-        return f"stopped before the first epoch was finished; remove {out} to start again"
-    return f"stopped; go on with: ambiseg train --resume {out}"
+    when = "stopped" if (out / "last.ckpt").is_file() else "stopped before the first epoch was finished"
+    return f"{when}; go on with: ambiseg train --resume {shlex.quote(str(out))}"
 
 
 # -- Lightning's manners ----------------------------------------------------------------------------------------------
@@ -189,25 +191,3 @@ def _loggers(config: Config, out: Path) -> Any:
         return TensorBoardLogger(str(out), name="tensorboard", version="")
     except ModuleNotFoundError:
         raise ConfigError("trainer.tensorboard: expected the package tensorboard, found none: pip install it") from None
-
-
-@contextmanager
-def _plain_speech() -> Iterator[None]:
-    """Lightning's tips and hardware lists are for people who call it themselves."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        for message in (
-            ".*does not have many workers.*",
-            ".*number of training batches.*",
-            ".*exists and is not empty.*",
-        ):
-            warnings.filterwarnings("ignore", message)
-        warnings.filterwarnings("ignore", ".*`isinstance.treespec, LeafSpec.*")
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)

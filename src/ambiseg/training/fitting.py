@@ -166,6 +166,8 @@ class Fitting(LightningModule):
         for schedule in (*self.schedules.values(), *([self.rate] if self.rate else [])):
             schedule.update(row["loss"])
         self.history.append(row)
+        for logger in self.loggers:
+            logger.log_metrics({key: value for key, value in row.items() if key != "epoch"}, self.current_epoch + 1)
 
     def all_reduce(self, value: Tensor) -> Tensor:
         """The sum over processes."""

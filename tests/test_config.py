@@ -1,0 +1,298 @@
+"""Configurations: what can be said, on the command line and in files, and one line for whatever cannot."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import pytest
+
+from ambiseg.cli import main, parse
+from ambiseg.cli.train import SECTIONS, settings_text
+from ambiseg.config import Config, ConfigError, ModelConfig, Schedule, dump, find_recipe, recipes
+from ambiseg.config import load as load_config
+from ambiseg.config import parse as parse_config
+from ambiseg.data.augment import Augment
+from ambiseg.data.intensity import Intensity
+from ambiseg.schema import keys, sections, tables
+from tests.conftest import REPOSITORY
+from tests.tools import tool
+
+
+def message(*arguments: str, recipe=None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(list(arguments), recipe)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert len(text) < 300, text
+    return text
+
+
+# -- what can be said --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "expected"),
+    [
+        (["--model.experts", "8"], "model.experts", 8),
+        (["--model.experts=8", "--model.experts", "9"], "model.experts", 9),  # the last one counts
+        (["--model", "{experts: 3, cost: ce}"], "model", ModelConfig(experts=3, cost="ce")),
+        (["--optimizer.lr", "1e-3"], "optimizer.lr", 0.001),  # YAML alone would call this a text
+        (["--optimizer.clip=null"], "optimizer.clip", None),
+        (["--optimizer.clip", "2"], "optimizer.clip", 2.0),
+        (["--data.root", "2024"], "data.root", "2024"),
+        (["--data.root", "scans: old and new/"], "data.root", "scans: old and new/"),
+        (["--data.size=[48, 64]"], "data.size", (48, 64)),
+        (["--data.size", "64"], "data.size", 64),
+        (["--data.annotations", "2"], "data.annotations", 2),
+        (["--data.annotations", "once"], "data.annotations", "once"),
+        (["--data.options.size", "32", "--data.options.count=7"], "data.options", {"size": 32, "count": 7}),
+        (["--data.augment.scale=[0.8, 1.25]", "--data.size=9"], "data.augment", Augment(scale=(0.8, 1.25))),
+        (["--data.intensity.low=-1000", "--data.intensity.high=400"], "data.intensity", Intensity(-1000.0, 400.0)),
+        (["--data.intensity={mean: [1, 2, 3], std: 2}"], "data.intensity", Intensity(mean=(1.0, 2.0, 3.0), std=2.0)),
+        (["--trainer.devices", "0,3"], "trainer.devices", "0,3"),
+        (["--trainer.tensorboard", "true"], "trainer.tensorboard", True),
+        (
+            ["--schedules.capacity.kind=linear", "--schedules.capacity.values=[0.5, 1]"],
+            "schedules.capacity",
+            Schedule("linear", [0.5, 1.0]),
+        ),
+        (
+            ["--schedules.samples={kind: plateau, values: [1, 2], patience: 3}"],
+            "schedules.samples",
+            Schedule("plateau", [1.0, 2.0], patience=3),
+        ),
+        (["--seed", "5"], "seed", 5),
+    ],
+)
+def test_settings_arrive_with_their_types(arguments, key, expected):
+    found = parse_config(arguments)
+    for part in key.split("."):
+        found = getattr(found, part)
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+def test_the_command_line_wins_over_the_recipe_and_that_over_the_defaults(tmp_path):
+    recipe = tmp_path / "my recipe.yaml"
+    recipe.write_text("model: {experts: 3, samples: 2}\ndata:\n  size: 9\n  augment: {rotate: 10}\n")
+    found = parse_config(["--model.experts=5", "--data.augment.flip=none"], recipe)
+    assert (found.model.experts, found.model.samples, found.model.latent) == (5, 2, 1)
+    assert found.data.augment == Augment(flip="none", rotate=10.0)
+
+
+def test_another_data_set_leaves_the_recipes_options_behind(tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("data: {name: nodules, options: {size: 72}}\n")
+    assert parse_config(["--data.options.spacing=1"], recipe).data.options == {"size": 72, "spacing": 1}
+    assert parse_config(["--data.name=folder", "--data.root=x"], recipe).data.options == {}
+    assert parse_config(["--data.name=shapes", "--data.options.count=3"], recipe).data.options == {"count": 3}
+
+
+def test_json_is_yaml(tmp_path):
+    (tmp_path / "c.json").write_text(json.dumps({"model": {"experts": 6}, "seed": 2}))
+    assert parse_config([], tmp_path / "c.json") == parse_config(["--model.experts=6", "--seed=2"])
+
+
+# -- what cannot -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        # keys
+        ("--model.expert=8", "--model.expert: no such setting; did you mean --model.experts?"),
+        ("--modle.experts=8", "--modle.experts: no such setting; did you mean --model.experts?"),
+        ("--data.augment.rotat=8", "--data.augment.rotat: no such setting; did you mean --data.augment.rotate?"),
+        ("--schedules.capacity={kid: x}", "--schedules.capacity.kid: no such setting; did you mean --schedules.cap"),
+        ("--data.intensity={lo: 0}", "--data.intensity.lo: no such setting; did you mean --data.intensity.low?"),
+        ("--config=x.yaml", "--config: no such setting"),
+        ("--xyzzy", "--xyzzy: no such setting"),
+        ("8", "expected settings as --section.key value, found '8'"),
+        # types
+        ("--model.experts=many", "--model.experts: expected a whole number, found 'many'"),
+        ("--model.experts=2.5", "--model.experts: expected a whole number, found 2.5"),
+        ("--model.experts=true", "--model.experts: expected a whole number, found true"),
+        ("--model.experts", "--model.experts: expected a whole number, found no value"),
+        ("--model.experts=", "--model.experts: expected a whole number, found ''"),
+        ("--model.cost=dice", "--model.cost: expected iou or ce, found 'dice'"),
+        ("--model.channels=[8, x]", "--model.channels: expected a list of whole numbers or null, found [8, x]"),
+        ("--model=8", "--model: expected a table of method, backbone, channels, convs, momentum …, found 8"),
+        ("--optimizer.lr=fast", "--optimizer.lr: expected a number, found 'fast'"),
+        ("--optimizer.lr=nan", "--optimizer.lr: expected a number, found 'nan'"),
+        ("--optimizer.clip=big", "--optimizer.clip: expected a number or null, found 'big'"),
+        ("--data.size=x", "--data.size: expected a whole number, two whole numbers or null, found 'x'"),
+        ("--data.augment.scale=0.8", "--data.augment.scale: expected two numbers, found 0.8"),
+        ("--data.augment.scale=[a, b]", "--data.augment.scale: expected two numbers, found [a, b]"),
+        ("--data.augment.flip=up", "--data.augment.flip: expected none, horizontal, vertical or both, found 'up'"),
+        ("--data.annotations=first", "--data.annotations: expected all, random, once or a whole number, found 'first'"),
+        ("--data.fractions={train: x}", "--data.fractions: expected a table of numbers, found {train: x}"),
+        ("--schedules.capacity.kind=foo", "--schedules.capacity.kind: expected constant, linear or plateau, found 'f"),
+        ("--schedules.capacity=0.5", "--schedules.capacity: expected a table of kind, values, epochs, warm_up, pat"),
+        ("--schedules.samples=3", "--schedules.samples: expected a table of kind, values, epochs, warm_up, patience "),
+        ("--schedules.samples.kind=x", "--schedules.samples.kind: expected constant, linear or plateau, found 'x'"),
+        ("--trainer.tensorboard=maybe", "--trainer.tensorboard: expected true or false, found 'maybe'"),
+        # values
+        ("--schedules.capacity.kind=linear", "schedules.capacity: linear expects 2 values, found [1.0]"),
+        ("--schedules.samples.kind=linear", "schedules.samples: linear expects 2 values, found [1.0]"),
+        ("--schedules.capacity.epochs=0", "schedules.capacity: expected epochs of at least 1, found 0"),
+        ("--schedules.annealing.values=[2]", "schedules.annealing: expected values from 0 to 1, found [2.0]"),
+        ("--schedules.samples.values=[0]", "schedules.samples: expected values of at least 1, found [0.0]"),
+        ("--schedules.capacity.values=[0.01]", "schedules.capacity: expected at least 1/16, or annotations have now"),
+        ("--data.augment.scale=[2, 1]", "data.augment: expected scale as 0 < smallest ≤ largest, found 2 and 1"),
+        ("--data.intensity={low: 3, high: 1}", "data.intensity: expected low < high, found 3 and 1"),
+        ("--data.name=nodule", "data.name: expected one of nodules, "),
+        ("--data.batch_size=0", "data.batch_size: expected at least 1, found 0"),
+        ("--data.augment.rotate=9", "data.size: expected a window, which rotate and scale of data.augment need, "),
+        ("--model.method=mosse", "model.method: expected one of mose, found 'mosse'; did you mean mose?"),
+        ("--model.experts=0", "model.experts: expected at least 1, found 0"),
+        ("--model.gate_level=0", "model.gate_level: expected more than 0 and at most 1, found 0.0"),
+        ("--model.channels=[8]", "model.channels: expected two levels or more of at least 1, found [8]"),
+        ("--optimizer.lr=-1", "optimizer.lr: expected more than 0, found -1.0"),
+        ("--optimizer.average=1", "optimizer.average: expected less than 1, found 1.0"),
+        ("--trainer.epochs=0", "trainer.epochs: expected at least 1, found 0"),
+        ("--evaluation.protocol=mosse", "evaluation.protocol: expected one of mose, kohl2018, "),
+    ],
+)
+def test_what_cannot_be_is_one_line(argument, expected):
+    assert message(argument).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("model:\n  expert: 3\n", "model.expert: no such setting; did you mean model.experts?"),
+        ("modle:\n  experts: 3\n", "modle.experts: no such setting; did you mean model.experts?"),
+        ("data:\n  augment: {rotat: 3}\n", "data.augment.rotat: no such setting; did you mean data.augment.rotate?"),
+        ("schedules:\n  capacity: {kid: x}\n", "schedules.capacity.kid: no such setting; did you mean schedules.cap"),
+        ("model:\n  experts: many\n", "model.experts: expected a whole number, found 'many'"),
+        ("schedules:\n  samples: {kind: linear}\n", "schedules.samples: linear expects 2 values, found [1.0]"),
+        ("data: {batch_size: 0}\n", "data.batch_size: expected at least 1, found 0"),
+        ("model:\n", "model: expected a table of method, backbone, "),
+        ("- a\n- b\n", "expected sections of settings, found a list"),
+        ("hello\n", "expected sections of settings, found a text"),
+        ("", "expected sections of settings, found nothing"),
+        ("model: {experts: 3\n", "expected YAML, found a mistake in line 2, column 1: "),
+        ("model:\n\texperts: 3\n", "expected YAML, found a mistake in line 2, column 1: "),
+        ("seed: 1\nmodel: {}\nseed: 2\n", "line 3: expected every key once, found 'seed' again"),
+        ("model: !!python/object/apply:os.getcwd []\n", "expected YAML, found a mistake in line 1, column 8: "),
+    ],
+)
+def test_a_file_that_cannot_be_is_named(tmp_path, content, expected):
+    path = tmp_path / "my recipe.yaml"
+    path.write_text(content)
+    assert message(recipe=path).startswith(f"{path}: {expected}")
+
+
+def test_a_file_of_other_bytes_is_named(tmp_path):
+    (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\x00")
+    assert message(recipe=tmp_path / "c.yaml") == f"{tmp_path / 'c.yaml'}: expected YAML in UTF-8, found other bytes"
+
+
+def test_missing_files_and_recipes_are_named(tmp_path):
+    assert message(recipe=tmp_path / "c.yaml") == f"{tmp_path / 'c.yaml'}: expected a recipe, found no such file"
+    assert message(recipe="dmeo").endswith("or a YAML file, found 'dmeo'; did you mean demo?")
+    for name in recipes():
+        assert name in message(recipe="nothing like it")
+    with pytest.raises(ConfigError, match=r"c\.yaml: expected a configuration, found no such file"):
+        load_config(tmp_path / "c.yaml")
+
+
+# -- as it is typed ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["train", "demo", "--model.expert", "8"], "--model.expert: no such setting; did you mean --model.experts?"),
+        (["train", "--model.experts", "x", "demo"], "--model.experts: expected a whole number, found 'x'"),
+        (["demo", "--trainer.epochs", "0"], "trainer.epochs: expected at least 1, found 0"),
+        (["train", "dmeo"], "recipe: expected one of demo, "),
+        (["train"], "train: expected a recipe (demo, "),
+        (["train", "demo", "--resume", "x"], "train: expected a recipe (demo, "),
+        (["train", "--resume", "nowhere"], "nowhere: expected the folder of a run, found no config.yaml in it"),
+        (["train", "--resume", "a", "--out", "b"], "train: expected --resume RUN or --out DIR, found both"),
+    ],
+)
+def test_commands_refuse_in_one_line(arguments, line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith(f"ambiseg: {line}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["trian"], "ambiseg: COMMAND: expected one of demo, train, "),
+        (["trian"], "found 'trian'; did you mean train?"),
+        (["train", "demo", "--qiet"], "ambiseg train: unrecognized arguments: --qiet; did you mean --quiet?"),
+        (["data", "split", "shapes", "--out", "x", "--sed", "3"], "ambiseg data split: unrecognized arguments: --sed"),
+        (["predict", "demo"], "ambiseg predict: the following arguments are required: IMAGE; see ambiseg predict --h"),
+    ],
+)
+def test_mistyped_commands_are_one_line(arguments, line, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert line in err
+
+
+@pytest.mark.parametrize("arguments", [[], ["data"], ["--help"], ["train", "--help"], ["data", "check", "--help"]])
+def test_nothing_to_do_is_help(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: ambiseg")
+
+
+def test_settings_may_stand_anywhere():
+    chosen = parse(["train", "--trainer.epochs", "2", "--seed=4", "demo", "--out", "x", "--optimizer.clip", "-1"])
+    assert (chosen.recipe, chosen.out) == ("demo", "x")
+    assert chosen.settings_given == ["--trainer.epochs", "2", "--seed=4", "--optimizer.clip", "-1"]
+    assert {field.name for field in fields(Config)} == set(SECTIONS)
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_print_config_comes_back_as_it_was(name, tmp_path, capsys):
+    arguments = ["--data.intensity={low: 0, high: 255, mean: [1, 2]}", "--schedules.samples={values: [3]}"]
+    assert main(["train", name, "--print_config", *arguments]) == 0
+    (tmp_path / "again.yaml").write_text(capsys.readouterr().out)
+    again = load_config(tmp_path / "again.yaml")
+    assert again == parse_config(arguments, name)
+    assert dump(again) == (tmp_path / "again.yaml").read_text()
+
+
+def test_recipes_are_listed_with_what_they_are_for(capsys):
+    assert main(["train", "--recipes"]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines.keys() == recipes().keys()
+    assert all(len(text) > 20 for text in lines.values())
+    assert find_recipe("demo") == recipes()["demo"]
+
+
+def test_every_setting_is_listed_with_its_meaning(capsys):
+    assert main(["train", "--settings"]) == 0
+    text = capsys.readouterr().out
+    for key in keys(Config):
+        shown = [key, f"schedules.NAME.{key.rpartition('.')[2]}"]
+        group = any(key == section for section, _, _ in sections(Config))
+        assert group or any(f"--{one} " in text for one in shown), key
+    for section, what, rows in tables(Config):
+        assert what.endswith("."), section
+        for key, _, meaning in rows:
+            assert len(meaning) > 5, f"{key} has no meaning: its dataclass must say it under Args"
+            assert meaning.endswith("."), key
+    for word in ("Union", "Literal", "None", "CONFIG", "``", "typing"):
+        assert word not in text
+    assert max(map(len, settings_text(80).splitlines())) <= 110
+
+
+def test_the_page_has_the_settings_that_the_code_has():
+    page = (REPOSITORY / "docs" / "train.md").read_text(encoding="utf-8")
+    assert page == tool("settings_table").updated(page), "run: python tools/settings_table.py"

@@ -1,0 +1,93 @@
+"""What README and the pages promise: snippets run, commands exist, and the map of files is that of the files."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ambiseg.cli import parse
+from ambiseg.config import Config, find_recipe
+from ambiseg.schema import check_arguments
+from tests.conftest import REPOSITORY
+
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+SHIPPED = REPOSITORY / "src" / "ambiseg" / "assets" / "demo"
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("block", blocks(README, "python"), ids=lambda block: block.split("\n")[2][:40])
+def test_snippets_run_as_they_are(block):
+    if 'load("demo")' in block and not SHIPPED.is_dir():
+        pytest.skip("the model that comes with the package is not there yet: src/ambiseg/assets/demo")
+    exec(compile(block, "README.md", "exec"), {})
+
+
+def commands(path: Path) -> Iterator[list[str]]:
+    """Every ``ambiseg …`` of the page's shell blocks, as the shell would divide it."""
+    for block in blocks(path.read_text(encoding="utf-8"), "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            while words and words[0] in ("srun", "time"):
+                words = words[1:]
+            if words[:1] == ["ambiseg"]:
+                end = next((i for i, word in enumerate(words) if word in (">", "|", "&&")), len(words))
+                yield words[1:end]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_commands_are_there(path):
+    for words in commands(path):
+        if words == ["--help"]:
+            continue
+        chosen = parse(words)  # exits where a command or an option does not exist
+        check_arguments(Config, chosen.settings_given)
+        recipe = getattr(chosen, "recipe", None)
+        if recipe is not None and not recipe.endswith(".yaml"):
+            assert find_recipe(recipe).is_file()
+
+
+def test_readme_shows_every_command():
+    typed = {words[0] for words in commands(REPOSITORY / "README.md")}
+    assert typed >= {"train", "evaluate", "predict", "report", "data"}
+    assert "make demo" in README
+    assert len(blocks(README, "python")) >= 3
+
+
+def test_make_targets_are_there():
+    targets = re.findall(r"^([a-z]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    for target in re.findall(r"\bmake ([a-z]+)", "\n".join(blocks(README, "sh"))):
+        assert target in targets
+
+
+def test_the_map_has_every_module():
+    rows = re.findall(r"^\| (`.*?) \|", README, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    for path in sorted((REPOSITORY / "src" / "ambiseg").iterdir()):
+        package = path.is_dir() and any(path.glob("*.py"))
+        module = path.suffix == ".py" and not path.name.startswith("__")
+        shown = f"src/ambiseg/{path.name}" + "/" * package
+        assert not (package or module) or shown in named, f"{shown} is missing in README's map"
+    for name in named:
+        assert (REPOSITORY / name).exists() or (REPOSITORY / "src" / "ambiseg" / name).exists(), name
+
+
+def test_the_example_runs(tmp_path):
+    command = [sys.executable, "-W", "error", str(REPOSITORY / "examples" / "bare_loop.py")]
+    arguments = ["--steps", "4", "--images", "32", "--out", str(tmp_path / "a picture.png")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "step    4  total" in done.stdout
+    assert re.search(r"GED\(16\) to the truth +\d\.\d{3}; a perfect model scores 0\.0\d\d", done.stdout)
+    assert (tmp_path / "a picture.png").read_bytes().startswith(b"\x89PNG")
