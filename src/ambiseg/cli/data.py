@@ -83,7 +83,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     )
     _add_source(export)
     export.add_argument("--out", metavar="DIR", required=True, help="the folder to write; it must not exist yet")
-    export.add_argument("--count", type=int, metavar="N", help="only the first N cases")
+    export.add_argument("--count", type=int, metavar="N", help="only N cases, spread evenly over the data")
     export.add_argument("--quiet", action="store_true", help="no progress")
 
 

@@ -20,8 +20,9 @@ from ambiseg.files import atomic_folder
 def export(
     cases: Cases, folder: str | os.PathLike[str], count: int | None = None, progress: Progress | None = None
 ) -> int:
-    """Write the first ``count`` cases as ``images/``, ``masks/<reader>/``, a manifest and ``ambiseg.json``.
+    """Write ``count`` cases as ``images/``, ``masks/<reader>/``, a manifest and ``ambiseg.json``.
 
+    They are spread evenly over the data set: its first ones would be of few patients, who fill no split.
     Pictures of bytes are PNG, all others TIFF in their own number type; masks are PNG of class ids, 255 is void. The
     folder appears when all of it is written. Returns the number of cases.
 
@@ -42,12 +43,13 @@ def export(
     with atomic_folder(folder) as draft:
         rows, void = [], False
         files, readers = _Names(), _Names()
-        for index in range(count):
+        for number in range(count):
+            index = number * len(cases) // count
             case = cases[index]
             void |= case.void is not None
             rows += _write(case, draft, "" if cases.declared is None else cases.declared[index], files, readers)
             if progress is not None:
-                progress(index + 1, count)
+                progress(number + 1, count)
         _manifest(rows, draft / "manifest.csv")
         settings: dict[str, Any] = {
             "title": cases.title,

@@ -295,7 +295,9 @@ def _divide(
         parts.setdefault(part, []).append(name)
     if empty := [part for part, names in parts.items() if not names]:
         fits = (seed for seed in range(100) if parts.keys() <= set(places(replace(rule, seed=seed))))
-        advice = f"seed {seed} fills all parts" if (seed := next(fits, None)) is not None else "take fewer parts"
+        advice = (
+            f"data.split_seed={seed} fills all parts" if (seed := next(fits, None)) is not None else "take fewer parts"
+        )
         raise DataError(
             f"{cases.title}: part {empty[0]!r} would be empty: a fraction of {rule.fractions[empty[0]]:g} of "
             f"{len(set(cases.patients))} patients; {advice}, or take a larger fraction"
