@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from ambiseg.data.check import check, run
-from tests.files import disc, make, save
+from tests.files import disc, make, picture, save
 
 
 def test_what_is_cut_short_is_promised_only_where_it_is(tmp_path, capsys):
@@ -31,3 +34,29 @@ def test_a_suggested_window_has_no_rounding_dust(tmp_path, low, high):
     window = check(tmp_path).suggestion["intensity"]
     assert isinstance(window, dict)
     assert all(len(str(number).strip("-")) <= 7 for number in window.values()), window
+
+
+def test_the_image_that_is_unlike_the_others_is_named_even_if_it_is_the_first(tmp_path):
+    make(tmp_path, names=tuple("abcd"))
+    save(tmp_path / "images/a.png", picture(channels=3))
+    report = check(tmp_path)
+    [problem] = [p for p in report.problems if p.severity == "error"]
+    assert report.relative(problem).line == "images/a.png: expected 1 channel as b.png, found 3"
+    assert report.survey is not None
+    assert len(report.survey.cases) == 3
+
+
+def test_each_copy_of_a_reader_is_said_once(tmp_path):
+    make(tmp_path, readers=("Ann",))
+    for copy in ("Bob", "Cid", "Dan"):
+        shutil.copytree(tmp_path / "masks/Ann", tmp_path / "masks" / copy)
+    found = [p.line.split(" on ")[0] for p in check(tmp_path).problems if p.code == "W404"]
+    assert found == [f"reader {copy}: expected masks of its own, found those of Ann" for copy in ("Bob", "Cid", "Dan")]
+
+
+def test_a_picture_too_large_to_decode_is_not_called_damaged(tmp_path, monkeypatch):
+    make(tmp_path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    found = check(tmp_path).problems[0]
+    assert found.message == "expected PNG of at most 200 pixels, found 320"
+    assert "TIFF" in found.remedy

@@ -303,8 +303,12 @@ def _twice(survey: Survey, file: Locate) -> Iterator[Problem]:
 
 
 def _about_readers(survey: Survey, file: Locate, broken: set[str]) -> Iterator[Problem]:
+    copies: set[str] = set()  # of three who are alike two are copies, and each is said once
     for (one, other), images in survey.together.items():
+        if other in copies:
+            continue
         if images > 1 and survey.identical[one, other] == images and survey.by_reader[one].empty < images:
+            copies.add(other)
             message = f"expected masks of its own, found those of {one} on all {images} images they share"
             yield Problem("W404", f"reader {other}", message)
     for reader, counts in survey.by_reader.items():

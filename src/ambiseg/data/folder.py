@@ -24,6 +24,7 @@ from ambiseg.data.settings import Labels, Settings, Target
 
 _BUDGET = 512 << 20  # bytes of decoded volumes that are kept; those of the case at hand are, whatever they take
 _STACKS = ("TIFF", "NumPy", "NIfTI", "DICOM")  # files that may hold several slices
+_FIRST = 25  # images that tell the checker what is usual
 
 
 class Folder(Cases):
@@ -218,15 +219,22 @@ class Folder(Cases):
 
     @cached_property
     def _first(self) -> tuple[str, int, np.dtype]:
-        """Name, channels and number type of the first image that can be opened: the others must be like it."""
-        for number, _ in self._cases:
+        """Name, channels and number type of the first image that can be opened: the others must be like it.
+
+        The checker is to say which image is unlike the others, so to it the commonest kind among the first ones counts.
+        """
+        kinds: dict[tuple[int, np.dtype], list[str]] = {}
+        for number in list(dict.fromkeys(number for number, _ in self._cases))[: 1 if self._strict else _FIRST]:
             try:
                 source = self._open(self.entries[number].image)
-                return source.path.name, source.channels, source.dtype
+                kinds.setdefault((source.channels, source.dtype), []).append(source.path.name)
             except Refused:
                 if self._strict:
                     raise
-        return "", 1, np.dtype(np.uint8)
+        (channels, dtype), names = max(
+            kinds.items(), key=lambda kind: len(kind[1]), default=((1, np.dtype("u1")), [""])
+        )
+        return names[0], channels, dtype
 
     @cached_property
     def channels(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -97,7 +97,8 @@ def _from_csv(text: str, path: Path) -> list[tuple[str, dict[str, str]]]:
             continue
         if len(row) != len(columns):
             message = f"expected {len(columns)} cells, found {len(row)}"
-            raise Refused.of("E007", f"{path}, row {number}", message, "put quotation marks round a path with a comma")
+            fix = "put quotation marks round a path with a comma" if len(row) > len(columns) else ""
+            raise Refused.of("E007", f"{path}, row {number}", message, fix)
         result.append((f"row {number}", dict(zip(columns, (cell.strip() for cell in row), strict=True))))
     return result
 
@@ -126,6 +127,13 @@ def _from_json(text: str, path: Path) -> list[tuple[str, dict[str, str]]]:
             raise Refused.of(
                 "E007", f"{path}, {where}", f"expected a mask for each weight, found none for {min(extra)}"
             )
+        if isinstance(weights, list) and len(weights) != len(masks):
+            message = f"expected a weight for each of {len(masks)} masks, found {len(weights)}"
+            raise Refused.of("E007", f"{path}, {where}", message)
+        for what, value in (("image", case.get("image") or ""), *((f"mask of {who}", m) for who, m in named.items())):
+            if not isinstance(value, str):
+                message = f"expected the path of the {what} as text, found {_found(value)}"
+                raise Refused.of("E007", f"{path}, {where}", message)
         common = {key: str(case[key]) for key in ("image", "patient", "split", "name") if case.get(key) is not None}
         for reader, mask in named.items():
             weight = {"weight": str(weighed[reader])} if reader in weighed else {}

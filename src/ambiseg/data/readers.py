@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -180,6 +181,10 @@ def _diagnosis(path: Path, error: Exception) -> tuple[str, str]:
     expected = f"expected {FORMATS.get(suffix_of(path), 'DICOM')}"
     if isinstance(error, PermissionError):
         return "expected a file that may be read, found that permission is denied", "change the file's permissions"
+    if type(error).__name__ == "DecompressionBombError":  # Pillow's, which not every file needs
+        found = re.search(r"\((\d+) pixels\).* (\d+) pixels", str(error))
+        size, most = (f"{int(n):,}" for n in found.groups()) if found else ("more", "fewer")
+        return f"{expected} of at most {most} pixels, found {size}", "save so large a picture as TIFF, or in parts"
     try:
         with path.open("rb") as file:
             head = file.read(256)
