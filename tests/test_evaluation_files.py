@@ -86,7 +86,7 @@ def test_one_mask_a_case_needs_no_folder_of_its_own(folders, tmp_path):
     found = scores(tmp_path / "flat", folders[1])
     assert {name: values["ged"] for name, values in found.items()} == {"a": 0.5, "b": 0.5}
     assert {name: values["ged_unbiased"] for name, values in found.items()} == {"a": None, "b": None}
-    save(tmp_path / "flat/s2/a.png", by["s1"])  # either this order or that
+    save(tmp_path / "flat/s2/a.png", LEFT)  # either this order or that
     with pytest.raises(DataError, match=r"s2/a\.png: expected masks as .*, found a name that is of none"):
         scores(tmp_path / "flat", folders[1])
 

@@ -223,7 +223,7 @@ class Folder(Cases):
 
         The checker is to say which image is unlike the others, so to it the commonest kind among the first ones counts.
         """
-        kinds: dict[tuple[int, np.dtype], list[str]] = {}
+        kinds: dict[tuple[int, np.dtype], list[str]] = {}  # names of the images of each
         for number in list(dict.fromkeys(number for number, _ in self._cases))[: 1 if self._strict else _FIRST]:
             try:
                 source = self._open(self.entries[number].image)
@@ -231,10 +231,8 @@ class Folder(Cases):
             except Refused:
                 if self._strict:
                     raise
-        (channels, dtype), names = max(
-            kinds.items(), key=lambda kind: len(kind[1]), default=((1, np.dtype("u1")), [""])
-        )
-        return names[0], channels, dtype
+        channels, dtype = kind = max(kinds, key=lambda kind: len(kinds[kind]), default=(1, np.dtype("u1")))
+        return kinds.get(kind, [""])[0], channels, dtype
 
     @cached_property
     def channels(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
