@@ -36,7 +36,7 @@ print(f"{len(train)} images to train on, {TEST} to test on, {readers.shape[1]} r
 # %% Model: a small U-Net of your own, four experts on it, and Adam
 backbone = UNet(in_channels=1, channels=(12, 24, 48), convs=2, momentum=0.1)  # or any network, see docs/backbones.md
 model = ambiseg.MoSE(in_channels=1, classes=2, experts=4, samples=2, backbone=backbone)
-model = model.to(memory_format=torch.channels_last)  # faster on CPUs
+model = model.to(memory_format=torch.channels_last)  # faster on CPUs  # type: ignore[call-overload]
 optimiser = torch.optim.Adam(model.parameters(), lr=2e-3, weight_decay=1e-5)
 rate = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=4e-3, total_steps=options.steps)
 print(f"{sum(p.numel() for p in model.parameters()):,} parameters")

@@ -6,12 +6,15 @@ import argparse
 import re
 from typing import Any
 
+from ambiseg.cli import lidc
+
 EXAMPLES = """\
 examples:
   ambiseg data list                           what comes with the package, and what can be read
   ambiseg data check scans/                   read everything; a table, and every problem with its file
   ambiseg data check scans/ --html check.html the same as a page with pictures
   ambiseg data split scans/ --out split.json  freeze a split by patient
+  ambiseg data prepare lidc data_lidc.pickle --out lidc/   a public data set, as a store
   ambiseg data export nodules --out demo/ --count 20   an example of the folder layout
 """
 
@@ -72,8 +75,17 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     )
     split.add_argument("--seed", type=int, default=0, help="another seed, another split (default: 0)")
     split.add_argument("--declared", action="store_true", help="take the split that the data's owner gave")
+    split.add_argument("--mose", action="store_true", help="for LIDC: the split by series that the paper's code makes")
     split.add_argument("--extend", metavar="FILE", help="a frozen split to keep and to add new cases to")
     split.add_argument("--quiet", action="store_true", help="no progress")
+
+    prepare = actions.add_parser(
+        "prepare",
+        help="convert a public data set to a store",
+        description="Convert a public data set, as it was downloaded, to a memory-mapped store.",
+        formatter_class=formatter,
+    )
+    lidc.add(prepare.add_subparsers(title="data sets", metavar="NAME", required=True), formatter)
 
     export = command(
         "export",
@@ -147,6 +159,8 @@ def _split(arguments: argparse.Namespace) -> int:
     with reporting("reading", arguments.quiet) as progress:
         if arguments.extend:
             split = Split.load(arguments.extend).extended(cases, progress)
+        elif arguments.mose:
+            split = Split.released(cases, "mose", progress)
         elif arguments.declared:
             split = Split.declared(cases, seed=arguments.seed, progress=progress)
         else:

@@ -6,6 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -148,6 +149,7 @@ class Cases(ABC):
         intensity: how raw values become the network's input, unless the user says otherwise.
         names, patients: one of each per case.
         declared: the split that the data's owner gave each case; ``None`` when there is none.
+        patients_known: False where the source does not tell which cases are of one patient.
     """
 
     title: str
@@ -158,6 +160,7 @@ class Cases(ABC):
     names: Sequence[str]
     patients: Sequence[str]
     declared: Sequence[str] | None = None
+    patients_known: bool = True
 
     @abstractmethod
     def __getitem__(self, index: int) -> Case:
@@ -168,6 +171,14 @@ class Cases(ABC):
 
     def __iter__(self) -> Iterator[Case]:
         return (self[i] for i in range(len(self)))
+
+    def origin(self, index: int) -> dict[str, Any]:
+        """Where one case comes from (series, slice, place in it …), ready for JSON; a store keeps it."""
+        return {}
+
+    def about(self) -> dict[str, Any]:
+        """The same of all cases: the source and what was done to it."""
+        return {}
 
     def state(self) -> str:
         """A text that changes whenever the data do; a copy of the data made at another state is out of date.

@@ -39,8 +39,8 @@ class DataConfig:
         name: which data set, a key of ``DATASETS``.
         root: where it is, for data sets that are not part of the package.
         options: further arguments of the data set, such as ``{"size": 128}`` for nodules.
-        split: ``declared`` (the owner's), ``hash`` (by patient), the path of a frozen split, or nothing: the owner's
-            where the data have one, else by hash.
+        split: ``declared`` (the owner's), ``hash`` (by patient), ``mose`` (as released with the paper, for LIDC), the
+            path of a frozen split, or nothing: the owner's where the data have one, else by hash.
         fractions: shares of the patients, for ``hash``.
         split_seed: another seed, another split.
         intensity: how raw values become input; nothing takes what the data set recommends.
@@ -128,8 +128,10 @@ def open_split(cases: Cases, config: DataConfig, progress: Progress | None = Non
         lacks_val = cases.declared is not None and "val" not in cases.declared and "train" in cases.declared
         share = config.fractions.get("val", 0.1)
         return Split.declared(cases, share if lacks_val else None, config.split_seed, progress)
+    if how == "mose":
+        return Split.released(cases, how, progress)
     if not Path(how).is_file():
-        raise DataError(f"data.split: expected hash, declared or the file of a frozen split, found {how!r}")
+        raise DataError(f"data.split: expected hash, declared, mose or the file of a frozen split, found {how!r}")
     split = Split.load(how)
     split.verify(cases, progress)
     return split

@@ -48,6 +48,7 @@ class Rule:
             parts are declared.
         seed: another seed, another split.
         declared: keep the parts that the data's owner gave; ``fractions`` then divide the cases given ``train``.
+        released: the name of somebody's split (a key of ``released.SHARES``) that was made again for these cases.
 
     >>> rule = Rule({"train": 0.7, "val": 0.1, "test": 0.2})
     >>> [rule.part(patient) for patient in ("ann", "bob", "cem", "dora")]
@@ -59,6 +60,7 @@ class Rule:
     fractions: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
     declared: bool = False
+    released: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fractions", {name: float(share) for name, share in self.fractions.items()})
@@ -72,6 +74,8 @@ class Rule:
 
     def part(self, patient: str, declared: str | None = None) -> str:
         """The part of one patient; ``declared`` is what the owner said, where the rule follows it."""
+        if self.released:
+            raise DataError(f"patient {patient!r}: the {self.released} split has no part for who was not in it")
         if self.declared and not declared:
             raise DataError(f"patient {patient!r}: expected a declared split, found none")
         if self.declared and declared and not (declared == "train" and self.fractions):
@@ -87,6 +91,8 @@ class Rule:
     def __str__(self) -> str:
         shares = ", ".join(f"{name} {100 * share:.6g}%" for name, share in self.fractions.items())
         divided = f"by hash of the patient with seed {self.seed}: {shares}"
+        if self.released:
+            return f"as released with {self.released}, by series with random_state {self.seed}: {shares}"
         if not self.declared:
             return divided
         return "declared by the data's owner" + (f", its train divided {divided}" if self.fractions else "")
@@ -152,7 +158,17 @@ class Split:
         """
         if fractions is None:
             fractions = {"train": 0.7, "val": 0.1, "test": 0.2}
+        if not cases.patients_known:
+            raise DataError(f"{cases.title}: a split by hash needs patients, and the source did not tell who is who")
         return _divide(cases, Rule(fractions, seed), progress)
+
+    @staticmethod
+    def released(cases: Cases, name: str = "mose", progress: Progress | None = None) -> Split:
+        """The split that somebody's code makes of these cases; see :mod:`ambiseg.data.released`."""
+        from ambiseg.data.released import SHARES, mose_parts
+
+        part_of = dict(zip(cases.patients, mose_parts(cases), strict=True))
+        return _divide(cases, Rule(SHARES[name], released=name), progress, part_of=part_of)
 
     @staticmethod
     def declared(cases: Cases, val: float | None = None, seed: int = 0, progress: Progress | None = None) -> Split:
@@ -183,7 +199,7 @@ class Split:
         places = self._places(cases)
         digests = _digests(cases, progress)
         known = [i for indices in places.values() for i in indices]
-        self._compare(cases, _combine(digests[i] for i in known))
+        self._compare(cases, combine(digests[i] for i in known))
         part_of = {cases.patients[i]: part for part, indices in places.items() for i in indices}
         return _divide(cases, self.rule, digests=digests, part_of=part_of)
 
@@ -232,6 +248,7 @@ class Split:
             "fractions": self.rule.fractions,
             "seed": self.rule.seed,
             "declared": self.rule.declared,
+            **({"released": self.rule.released} if self.rule.released else {}),
             "fingerprint": self.fingerprint,
             "parts": self.parts,
         }
@@ -253,7 +270,8 @@ def _parse(content: Any) -> Split:
     found = content.get("format") if isinstance(content, dict) else None
     if found != _FORMAT:
         raise DataError(f"expected JSON of format {_FORMAT!r}, found {found!r}")
-    if content.keys() != _KINDS.keys():
+    released = content.pop("released", "")
+    if content.keys() != _KINDS.keys() or not isinstance(released, str):
         raise DataError(f"expected the keys {', '.join(_KINDS)}, found {', '.join(content)}")
     for key, kind in _KINDS.items():
         if type(content[key]) is not kind:  # not isinstance, to which True is an int
@@ -264,7 +282,7 @@ def _parse(content: Any) -> Split:
     for part, names in content["parts"].items():
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise DataError(f"expected part {part!r} to be a list of case names, found {names!r:.40}")
-    rule = Rule(content["fractions"], content["seed"], content["declared"])
+    rule = Rule(content["fractions"], content["seed"], content["declared"], released)
     return Split(content["parts"], content["fingerprint"], rule)
 
 
@@ -304,7 +322,7 @@ def _divide(
         )
     members = {part: tuple(names) for part, names in parts.items()}
     _check_patients(cases, Split(members, "", rule))  # before anything is read
-    return Split(members, _combine(digests if digests is not None else _digests(cases, progress)), rule)
+    return Split(members, combine(digests if digests is not None else _digests(cases, progress)), rule)
 
 
 # -- what the data were, and whether they leak ---------------------------------------------------------------
@@ -315,7 +333,7 @@ def fingerprint(cases: Cases, progress: Progress | None = None) -> str:
 
     Every case is read. ``progress`` is called after each.
     """
-    return _combine(_digests(cases, progress))
+    return combine(_digests(cases, progress))
 
 
 def check_leakage(cases: Cases, split: Split, content: bool = True, progress: Progress | None = None) -> None:
@@ -405,7 +423,8 @@ def _digests(cases: Cases, progress: Progress | None) -> list[str]:
     return digests
 
 
-def _combine(digests: Iterable[str]) -> str:
+def combine(digests: Iterable[str]) -> str:
+    """The fingerprint of cases with these digests."""
     return hashlib.blake2b("\n".join(sorted(digests)).encode(), digest_size=16).hexdigest()
 
 

