@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -150,3 +151,57 @@ def test_the_command_is_installed_and_pipes_end_quietly(tmp_path):
     with os.fdopen(writer, "w") as pipe:
         done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=60)
     assert "Traceback" not in done.stderr
+
+
+def test_names_that_files_cannot_have_stay_inside_and_apart(tmp_path):
+    """A manifest may call its cases and readers anything."""
+    names, readers = ("a?", "a*", "../../out", "/tmp/out", "A_"), ("x:y", "x;y")
+    image, masks = np.zeros((1, 4, 4), np.uint8), np.arange(2 * 16).reshape(2, 4, 4) % 2
+    made = [Case.of(image + i, masks, name=name, readers=readers) for i, name in enumerate(names)]
+    (tmp_path / "in").mkdir()
+    export(Listed(made), tmp_path / "in" / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    again = Folder(tmp_path / "in" / "out")
+    assert again.names == list(names)
+    assert [case.image.max() for case in again] == [0, 1, 2, 3, 4]
+    assert again[0].readers == readers
+
+
+def test_a_disk_that_is_full_is_named_by_what_was_asked_for(tmp_path, monkeypatch):
+    def full(*given, **named):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Image.Image, "save", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        export(Shapes(count=2, size=16), tmp_path / "shapes")
+    assert caught.value.filename == str(tmp_path / "shapes")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_can_be_printed(tmp_path, capsys):
+    main(["data", "export", "shapes", "--out", str(tmp_path / "s"), "--count", "3", "--quiet"])
+    assert main(["data", "check", str(tmp_path / "s"), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["statistics"]["images"] == 3
+    (tmp_path / "empty").mkdir()
+    assert main(["data", "check", str(tmp_path / "empty"), "--json", "-"]) == 2
+    assert json.loads(capsys.readouterr().out)["problems"][0]["code"] == "E002"
+
+
+def test_the_list_is_for_people(capsys):
+    main(["data", "list"])
+    assert not set(":`*") & set(capsys.readouterr().out.replace("files:", ""))
+
+
+def test_an_empty_part_comes_with_a_seed_that_fills_it(tmp_path, capsys):
+    arguments = ["split", "shapes", "--set", "count=10", "--set", "size=16", "--out", str(tmp_path / "s.json")]
+    found = re.search(r"data\.split_seed=(\d+) fills all parts", failed(capsys, *arguments))
+    assert found
+    assert main(["data", *arguments, "--seed", found[1], "--quiet"]) == 0
+    assert "take fewer parts" in failed(capsys, *arguments[:3], "count=4", *arguments[4:])
+
+
+def test_the_example_of_the_readme_can_be_split_and_trained_on(tmp_path, capsys):
+    assert main(["data", "export", "nodules", "--out", str(tmp_path / "example"), "--count", "20", "--quiet"]) == 0
+    split = Split.by_hash(cases := Folder(tmp_path / "example"))
+    assert {part: len(names) for part, names in split.parts.items()} == {"train": 13, "val": 3, "test": 4}
+    assert len(set(cases.patients)) == 20

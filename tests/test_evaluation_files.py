@@ -12,11 +12,14 @@ import torch
 
 from ambiseg import MaskDistribution, ged, matched_iou
 from ambiseg.cli import main
+from ambiseg.data.base import DataError
 from ambiseg.data.export import export
 from ambiseg.data.folder import Folder
 from ambiseg.data.shapes import Shapes
 from ambiseg.evaluation import evaluate_files
+from ambiseg.prediction import predict
 from tests.files import disc, save, save_nifti
+from tests.test_prediction import fresh, noise
 
 LEFT, RIGHT, ALL, NONE = (np.array([row] * 2, np.uint8) for row in ([1, 1, 0, 0], [0, 0, 1, 1], [1] * 4, [0] * 4))
 READERS = {"a": {"Ann": LEFT, "Bob": RIGHT}, "b": {"Ann": ALL, "Bob": NONE}}
@@ -75,6 +78,45 @@ def test_distributions_of_the_library(folders, tmp_path):
         (tmp_path / "npz").mkdir(exist_ok=True)
         masks.save(tmp_path / "npz" / f"{case}.npz")
     check(scores(tmp_path / "npz", folders[1]))
+
+
+def test_one_mask_a_case_needs_no_folder_of_its_own(folders, tmp_path):
+    for case, by in SAMPLES.items():
+        save(tmp_path / "flat" / f"{case}.png", by["s1"])
+    found = scores(tmp_path / "flat", folders[1])
+    assert {name: values["ged"] for name, values in found.items()} == {"a": 0.5, "b": 0.5}
+    assert {name: values["ged_unbiased"] for name, values in found.items()} == {"a": None, "b": None}
+    save(tmp_path / "flat/s2/a.png", LEFT)  # either this order or that
+    with pytest.raises(DataError, match=r"s2/a\.png: expected masks as .*, found a name that is of none"):
+        scores(tmp_path / "flat", folders[1])
+
+
+def test_what_predict_wrote_is_scored(tmp_path):
+    """Pictures by all that was written, volumes by their masks, each with the weights that lie beside them."""
+    for name in "ab":
+        save(tmp_path / f"truth/images/p/{name}.png", noise(16, 20))
+        save(tmp_path / f"truth/masks/Ann/p/{name}.png", disc(16, 20) * 255)
+    model = fresh()
+    made = {one.name: one for one in predict(model, tmp_path / "truth/images", tmp_path / "mine")}
+    found = scores(tmp_path / "mine", tmp_path / "truth")
+    assert set(found) == set(made) == {"p/a", "p/b"}
+    readers = torch.from_numpy(disc(16, 20))[None, None]
+    for name, one in made.items():
+        assert found[name]["ged"] == pytest.approx(ged(one.masks, readers).item())
+        assert one.masks.count < 2 or found[name]["ged_unbiased"] is None  # masks of unequal weights are no draws
+    volume = noise(4, 5, 6, dtype=np.int16)
+    save_nifti(tmp_path / "ct/images/v.nii.gz", volume)
+    save_nifti(tmp_path / "ct/masks/v.nii.gz", (volume > 90).astype(np.uint8), np.eye(4))
+    [one] = predict(model, tmp_path / "ct/images/v.nii.gz", tmp_path / "volumes", overview=False)
+    found = scores(tmp_path / "volumes", tmp_path / "ct")
+    truth = Folder(tmp_path / "ct")
+    for k, values in enumerate(found.values()):
+        masks = MaskDistribution(one.masks.labels[:, :, k], one.masks.weights)
+        expected = ged(masks, torch.from_numpy(truth[k].labels)[None].long())
+        assert values["ged"] == pytest.approx(expected.item())
+    assert evaluate_files(tmp_path / "volumes/v", tmp_path / "ct", quiet=True).images == 6  # the folder of one case
+    with pytest.raises(DataError, match=r"volumes/v: expected the prediction of a case of the truth, found 'v'"):
+        scores(tmp_path / "volumes", tmp_path / "truth")
 
 
 def test_weights(folders):
@@ -190,7 +232,7 @@ def _nothing(predictions: Path, truth: Path) -> None:
     [
         (_drop, "predictions: expected masks of 2 cases, found none of 1: 'b'"),
         (_resize, "s2/a.png: expected 2×4 as its image a.png, found 4×4"),
-        (_stray, "s1/c.png: expected masks as SAMPLE/CASE.png, CASE/SAMPLE.png or CASE.npz with a case of the truth"),
+        (_stray, "s1/c.png: expected masks as SAMPLE/CASE.png, CASE/SAMPLE.png, CASE.png or CASE.npz with a case of"),
         (_twice, "a.png: expected one file for sample 's1' of 'a', found a.bmp too"),
         (_text, "s1/a.png: expected PNG, found text"),
         (_class, "s1/a.png: expected the declared values 0, 1, 255, found value 7 in 4 pixels"),

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ambiseg.files import atomic_write, write_text
+from ambiseg.files import atomic_folder, atomic_write, write_text
 
 POSIX = sys.platform != "win32"
 
@@ -92,3 +92,38 @@ def test_a_folder_that_may_not_be_written_to(tmp_path):
     (tmp_path / "closed").mkdir(mode=0o555)
     with pytest.raises(PermissionError, match="note"):
         write_text(tmp_path / "closed" / "note", "")
+
+
+def test_a_full_disk_is_named_by_the_file(tmp_path):
+    """Writing knows no names, so the system's error has none."""
+
+    def fill() -> None:
+        with atomic_write(tmp_path / "result.bin"):
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        fill()
+    assert caught.value.filename == str(tmp_path / "result.bin")
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_folder_appears_whole_and_replaces_what_was_there(tmp_path, before):
+    path = tmp_path / "results"
+    if before:
+        path.mkdir()
+        (path / "old").touch()
+    with atomic_folder(path) as folder:
+        write_text(folder / "new", "")
+        assert path.exists() == before
+    assert os.listdir(path) == ["new"]
+    assert os.listdir(tmp_path) == ["results"]
+
+    def fill() -> None:
+        with atomic_folder(path) as folder:
+            write_text(folder / "half", "")
+            raise OSError(28, "No space left on device", str(folder / "half"))
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        fill()
+    assert caught.value.filename == str(path)
+    assert (os.listdir(path), os.listdir(tmp_path)) == (["new"], ["results"])

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import subprocess
 import sys
 import unicodedata
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tifffile
+from PIL import Image
 
 from ambiseg.data.base import DataError
 from ambiseg.data.folder import Folder
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.problems import Refused
+from ambiseg.data.settings import Settings
 from tests.files import RNG, disc, made, make, picture, refusal, save, save_dicom, save_nifti, save_series
 
 # -- what works --------------------------------------------------------------------------------------------------------
@@ -228,8 +232,8 @@ def test_a_class_beyond_the_declared_ones(tmp_path):
     mask[:2, :2] = 7
     path = save(make(tmp_path, foreground=1) / "masks/Bob/b.png", mask)
     assert refusal(tmp_path, classes=2) == f"{path}: expected class ids 0 … 1, found value 7 in 4 pixels"
-    undeclared = "expected class ids 0, 1, 2 … or 0 and 255 in all masks, found values 0, 1, 7 in them, 7 in 1 mask"
-    assert refusal(tmp_path) == f"{path}: {undeclared}"
+    undeclared = "expected class ids 0, 1, 2 … or 0 and 255 in all masks, found values 0, 1, 7 in them, "
+    assert refusal(tmp_path) == f"{path}: {undeclared}7 in this mask alone"
 
 
 def test_a_corrupted_picture(tmp_path):
@@ -297,3 +301,87 @@ def test_arrays_whose_axes_are_not_said(tmp_path):
         _ = Folder(tmp_path)[0]
     assert caught.value.problem.remedy == 'if the last axis of the image is colour, declare "axes": "HWC"'
     assert Folder(tmp_path, axes="HWC")[0].image.shape == (3, 16, 20)
+
+
+# -- files that are none, and folders that may not be read -------------------------------------------------------------
+
+
+def test_a_damaged_slice_of_a_series_is_named(tmp_path):
+    save_series(tmp_path / "images/p1", RNG.integers(0, 99, (4, 16, 20), dtype=np.int16))
+    np.save(made(tmp_path / "masks/p1.npy"), np.stack([disc(16, 20)] * 4))
+    path = tmp_path / "images/p1/002.dcm"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])  # the header is there
+    assert refusal(tmp_path).startswith(f"{path}: expected DICOM that can be decoded, found damage: ")
+    path.write_bytes(whole[:200])
+    assert (
+        refusal(tmp_path)
+        == f"{path}: expected DICOM that can be decoded, found damage: its header ends before the image"
+    )
+
+
+def test_pipes_links_to_nothing_and_folders_without_slices(tmp_path):
+    make(tmp_path)
+    mask = tmp_path / "masks/Bob/b.png"
+    mask.unlink()
+    mask.symlink_to("gone.png")
+    assert refusal(tmp_path) == f"{mask}: expected a file, found a link to gone.png, where nothing is"
+    mask.unlink()
+    os.mkfifo(mask)
+    assert refusal(tmp_path) == f"{mask}: expected a file, found a pipe or a device"  # and does not wait for it
+    mask.unlink()
+    (tmp_path / "images/b.png").unlink()
+    (tmp_path / "images/b").mkdir()
+    (tmp_path / "manifest.csv").write_text("image,mask\nimages/b,masks/Ann/b.png\n")
+    found = f"{tmp_path / 'images/b'}: expected the DICOM files of one series, found none in this folder"
+    assert refusal(tmp_path) == found
+
+
+def test_a_readers_folder_that_may_not_be_read_is_not_passed_over(tmp_path, monkeypatch):
+    make(tmp_path)
+    scandir = os.scandir
+
+    def guarded(path):
+        if Path(path) == tmp_path / "masks/Bob":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    found = f"{tmp_path / 'masks/Bob'}: expected a folder that may be read, found: Permission denied"
+    assert refusal(tmp_path) == found
+
+
+def test_settings_and_manifests_that_may_not_be_read(tmp_path, monkeypatch):
+    make(tmp_path)
+    read_text = Path.read_text
+
+    def guarded(path, *given, **named):
+        if path.name == "ambiseg.json":
+            raise PermissionError(13, "Permission denied", str(path))
+        return read_text(path, *given, **named)
+
+    (tmp_path / "ambiseg.json").write_text("{}")
+    monkeypatch.setattr(Path, "read_text", guarded)
+    found = f"{tmp_path / 'ambiseg.json'}: expected a file that may be read, found: Permission denied"
+    assert refusal(tmp_path) == found
+
+
+def test_a_mask_without_an_image_is_compared_with_images_that_lack_one(tmp_path):
+    make(tmp_path, names=("cell_1", "cell_2", "cell_3"))
+    (tmp_path / "masks/Ann/cell_2.png").rename(tmp_path / "masks/Ann/Cell_2.png")  # Bob has marked cell_2
+    folder = Folder.tolerant(tmp_path, Settings(), quiet=True)
+    [problem] = [problem for problem in folder.problems if problem.code == "W102"]
+    assert problem.message == "expected an image named 'Cell_2', found none; the nearest is cell_2.png"
+    (tmp_path / "images/cell_2.png").rename(tmp_path / "images/cell_2.webp")
+    codes = [problem.code for problem in Folder.tolerant(tmp_path, Settings(), quiet=True).problems]
+    assert codes == ["E105", "W102"]  # Bob's mask has an image, which is not read
+
+
+def test_masks_of_a_photo_that_its_exif_turns(tmp_path):
+    exif = Image.Exif()
+    exif[274] = 6
+    save(tmp_path / "images/a.jpg", picture(), exif=exif)
+    save(tmp_path / "masks/a.png", disc(16, 20))
+    with pytest.raises(Refused, match=r"expected 20×16 as its image a\.jpg, found 16×20") as caught:
+        Folder(tmp_path)[0]
+    assert "EXIF" in caught.value.problem.remedy

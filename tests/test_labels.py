@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from ambiseg.data.check import check
 from ambiseg.data.folder import Folder
 from ambiseg.data.labels import Convention, Values, observed_convention
 from ambiseg.data.problems import Refused
@@ -82,3 +84,38 @@ def test_ids_are_translated_exactly_in_every_type(kind, values):
     assert ids.tolist() == [[0 if v == 5 else v for v in values]]
     assert (void is None) == (5 not in values)
     assert void is None or void.tolist() == [[v == 5 for v in values]]
+
+
+def test_of_masks_that_do_not_fit_together_the_odd_one_is_named(tmp_path):
+    make(tmp_path)
+    save(tmp_path / "masks/Ann/b.png", disc(16, 20))  # 0 and 1, where all others have 0 and 255
+    message = refusal(tmp_path)
+    assert message.startswith(str(tmp_path / "masks/Ann/b.png"))
+    assert message.endswith("found values 0, 1, 255 in them, 1 in this mask alone")
+
+
+def test_one_bit_masks_are_not_blamed_for_another(tmp_path):
+    for name in "ab":
+        save(tmp_path / f"images/{name}.png", picture())
+        save(tmp_path / f"masks/{name}.png", disc(16, 20) > 0)
+    np.save(tmp_path / "masks/b.npy", disc(16, 20).astype(np.int64) << 40)
+    (tmp_path / "masks/b.png").unlink()
+    report = check(tmp_path)
+    [problem] = [p for p in report.problems if p.severity == "error"]
+    assert (problem.code, Path(problem.file).name) == ("E306", "b.npy")
+    assert f'"labels": {{"0": 0, "1": 1, "{1 << 40}": 2}}' in problem.remedy
+
+
+def test_colours_that_are_found_are_suggested(tmp_path):
+    make(tmp_path)
+    for path in tmp_path.glob("masks/*/*.png"):
+        on = np.asarray(Image.open(path))
+        save(path, np.stack([on, on * 0, on * 0], -1))
+    report = check(tmp_path)
+    assert {problem.code for problem in report.problems} == {"E307"}
+    assert report.suggestion == {"colours": {"#000000": 0, "#ff0000": 1}}
+    (tmp_path / "ambiseg.json").write_text(json.dumps(report.suggestion))
+    assert check(tmp_path).problems == []
+    (tmp_path / "ambiseg.json").unlink()
+    save(tmp_path / "masks/Ann/a.png", disc(16, 20))  # a table of colours would not fit this one
+    assert "colours" not in check(tmp_path).suggestion

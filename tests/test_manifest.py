@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ambiseg.data.check import check
 from ambiseg.data.folder import Folder
 from ambiseg.data.settings import Settings
 from tests.files import disc, made, make, picture, refusal, save
@@ -150,3 +151,33 @@ def test_readers_told_apart_by_file_names_alone(tmp_path):
             save(tmp_path / f"masks/{name}_{reader}.png", disc(16, 20))
     cases = Folder(tmp_path, mask_name="{name}_{reader}")
     assert [case.readers for case in cases] == [("A", "B"), ("B",)]
+
+
+def test_readers_who_lack_masks_are_named(tmp_path):
+    """They may all keep their masks in one folder, and lack the same image."""
+    make(tmp_path, readers=("Ann", "Bob", "Cid"))
+    rows = [f"images/{n}.png,masks/{r}/{n}.png,{r}x" for n in "abc" for r in ("Ann", "Bob", "Cid")]
+    (tmp_path / "manifest.csv").write_text("\n".join(["image,mask,reader", *rows[:-2]]))
+    found = [p.line for p in check(tmp_path).problems if p.code == "H108"]
+    assert found == [f"reader {r}x: expected a mask for each of 3 images, found none for c.png" for r in ("Bob", "Cid")]
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ({"image": ["a.png"], "masks": ["b.png"]}, "expected the path of the image as text, found a list"),
+        ({"image": "a.png", "masks": ["b.png", 5]}, "expected the path of the mask of reader_2 as text, found 5"),
+        ({"image": "a.png", "masks": {"Ann": None}}, "expected the path of the mask of Ann as text, found none"),
+        ({"image": "a.png", "masks": ["b.png"] * 2, "weights": [1]}, "expected a weight for each of 2 masks, found 1"),
+    ],
+)
+def test_json_with_other_things_than_paths(tmp_path, case, message):
+    (tmp_path / "manifest.json").write_text(json.dumps([case]))
+    assert refusal(tmp_path) == f"{tmp_path / 'manifest.json'}, image 1: {message}"
+
+
+def test_json_that_is_no_list(tmp_path):
+    (tmp_path / "manifest.json").write_text('{"cases": []}')
+    assert refusal(tmp_path).endswith(
+        "expected a list with an object for each image, found an object with the keys cases"
+    )

@@ -290,7 +290,7 @@ def test_command(tmp_path, tiny_run, picture, run_command, capsys, monkeypatch):
     assert run_command(tiny_run, picture) == 2
     assert capsys.readouterr().err.startswith("ambiseg: predictions/a: expected no earlier prediction, found one")
     assert run_command(tiny_run, picture, "--skip-existing") == 0
-    assert "0 predicted, 1 skipped" in capsys.readouterr().out
+    assert "0 predicted, 1 skipped; those in predictions stay" in capsys.readouterr().out
     assert run_command(tiny_run, picture, "--overwrite", "--json", "-", "--samples", 5, "--no-merge", "--quiet") == 0
     result = json.loads(capsys.readouterr().out)
     assert result["predictions"][0]["masks"] == 5
@@ -314,7 +314,11 @@ def test_a_bad_image_among_many_stops_nothing(tmp_path, tiny_run, picture, run_c
     assert "2 predicted, 3 failed" in said.out
     assert len(json.loads((tmp_path / "all.json").read_text())["failures"]) == 3
     assert not (out / "a" / "overview.png").exists()
-    assert run_command(tiny_run, tmp_path / "in" / "rgb.png", "--out", out) == 2
+    assert run_command(tiny_run, tmp_path / "in" / "rgb.png", "--out", tmp_path / "o2") == 2
+    assert capsys.readouterr().out == "0 predicted, 1 failed\n"  # and nothing was written anywhere
+    assert not (tmp_path / "o2").exists()
+    assert run_command(tiny_run, picture, "--out", tmp_path / "all.json") == 2
+    assert "all.json: expected a folder to write into, found a file" in capsys.readouterr().err
     assert run_command(tmp_path / "norun", picture, "--out", tmp_path / "o2") == 2
     assert "norun: expected the folder of a run, found none" in capsys.readouterr().err
     assert run_command(tiny_run, picture, "--out", tmp_path / "o2", "--axes", "WH") == 2

@@ -21,6 +21,7 @@ from ambiseg.data.readers import How, open_source
 from ambiseg.data.shapes import Shapes
 from ambiseg.nn import UNet
 from ambiseg.prediction import Prediction, Predictor, predict
+from ambiseg.prediction.inputs import find_inputs
 from ambiseg.prediction.overview import class_colours
 from tests.files import save, save_dicom, save_nifti, save_series
 from tests.test_prediction import fresh, noise, pixels
@@ -168,3 +169,18 @@ def test_numpy_arrays(tmp_path):
     check_folder(tmp_path / "out" / "n", one, ".npy")
     with pytest.raises(DataError, match=r"image_0: expected an array of numbers .*, found uint8 \[12, 14\]"):
         predict(fresh(), noise(12, 14))
+
+
+def test_a_folder_that_may_not_be_read_is_not_passed_over(tmp_path, monkeypatch):
+    for name in ("a.png", "b/c.png"):
+        save(tmp_path / name, noise(8, 8))
+    scandir = os.scandir
+
+    def guarded(path):
+        if Path(path).name == "b":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    with pytest.raises(DataError, match="b: expected a folder that may be read, found: Permission denied"):
+        find_inputs([tmp_path])

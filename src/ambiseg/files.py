@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,8 +43,50 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, target)
-    except BaseException:
+    except BaseException as error:
         draft.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None and error.errno is not None:
+            error.filename = os.fspath(path)  # a full disk does not say whose: writing knows no names
+        raise
+
+
+@contextmanager
+def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A folder to fill, which becomes ``path`` when the block ends well and vanishes when it does not.
+
+    A folder that was at ``path`` before stays whole until then, and is replaced.
+
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     with atomic_folder(Path(place, "results")) as folder:
+    ...         write_text(folder / "note.txt", "all of it")
+    ...     os.listdir(place), os.listdir(Path(place, "results"))
+    (['results'], ['note.txt'])
+    """
+    target = Path(path)
+    try:
+        draft = Path(tempfile.mkdtemp(prefix=".ambiseg-", dir=target.parent))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None  # nobody asked for the draft
+    try:
+        yield draft
+        os.umask(umask := os.umask(0))
+        os.chmod(draft, 0o777 & ~umask)
+        if target.exists():  # a folder cannot take the place of a full one: the old one steps aside first
+            aside = Path(tempfile.mkdtemp(prefix=".ambiseg-", dir=target.parent))
+            os.rename(target, aside / "old")
+            try:
+                os.rename(draft, target)
+            except OSError:
+                os.rename(aside / "old", target)
+                raise
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
+        else:
+            os.rename(draft, target)
+    except BaseException as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno is not None and str(draft) in str(error.filename or draft):
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from None
         raise
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 from ambiseg.cli import lidc
@@ -51,7 +52,9 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     check.add_argument("--labels", choices=("auto", "ids", "binary"), help="what the numbers in masks mean")
     check.add_argument("--slices", choices=("all", "marked"), help="which slices of a volume are cases")
     check.add_argument("--html", metavar="FILE", help="also write a page with pictures")
-    check.add_argument("--json", metavar="FILE", help="also write all numbers and problems as JSON")
+    check.add_argument(
+        "--json", metavar="FILE", help="also write all numbers and problems as JSON; - prints them, and nothing else"
+    )
     check.add_argument("--quiet", action="store_true", help="print problems only, and no progress")
 
     split = command(
@@ -92,7 +95,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     )
     _add_source(export)
     export.add_argument("--out", metavar="DIR", required=True, help="the folder to write; it must not exist yet")
-    export.add_argument("--count", type=int, metavar="N", help="only the first N cases")
+    export.add_argument("--count", type=int, metavar="N", help="only N cases, spread evenly over the data")
     export.add_argument("--quiet", action="store_true", help="no progress")
 
 
@@ -116,7 +119,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
     table = Table("name", "what it is", box=None, pad_edge=False, header_style="bold")
     for name, dataset in DATASETS.items():
-        summary = (dataset.__doc__ or "").strip().splitlines()[0]
+        summary = re.sub(r":\w+:`~?([^`]+)`|\*\*(.+?)\*\*", r"\1\2", (dataset.__doc__ or "").strip().splitlines()[0])
         table.add_row(name, summary + (" (takes --data.root)" if name in NEEDS_ROOT else ""))
     Console().print(table)
     return 0

@@ -19,11 +19,12 @@ examples:
   ambiseg evaluate runs/demo --form standard --protocol kohl2018
   ambiseg evaluate runs/demo --devices 4                    four processes; the numbers are the same
   ambiseg evaluate runs/mine --root /new/place/of/scans     the data have moved
-  ambiseg evaluate --predictions masks/ --truth scans/      masks that another tool made
+  ambiseg evaluate --predictions masks/ --truth scans/      masks that predict or another tool wrote
 
 Of a run, RUN/evaluation-SPLIT.json and .csv are written; of mask files nothing, unless --out names a file.
-Predicted masks are DIR/SAMPLE/CASE.png or DIR/CASE/SAMPLE.png, in any format that a data folder may hold, or
-DIR/CASE.npz of a MaskDistribution; DIR/weights.json {"CASE": {"SAMPLE": 0.5}} makes some likelier than others.
+Predicted masks are what `ambiseg predict` wrote; or DIR/SAMPLE/CASE.png or DIR/CASE/SAMPLE.png, in any format that a
+data folder may hold, or DIR/CASE.png where there is one a case; or DIR/CASE.npz of a MaskDistribution.
+DIR/weights.json {"CASE": {"SAMPLE": 0.5}} makes some likelier than others.
 """
 
 TITLES: dict[str, str] = {

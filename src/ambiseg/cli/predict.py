@@ -97,6 +97,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise DataError(f"--axes: expected one of {', '.join(AXES)}, found {arguments.axes!r}")
     if arguments.json not in (None, "-") and not Path(arguments.json).absolute().parent.is_dir():
         raise DataError(f"--json: expected a file in a folder that exists, found {arguments.json}")
+    if Path(arguments.out).exists() and not Path(arguments.out).is_dir():  # before anything is predicted
+        raise DataError(f"{arguments.out}: expected a folder to write into, found a file")
     options = Options(
         per_expert=arguments.per_expert,
         samples=arguments.samples,
@@ -192,7 +194,8 @@ def _report(
         console.print(f"and {len(rows) - _SHOWN:,} more")
     told = f"{len(rows):,} predicted" + (f", {skipped:,} skipped" if skipped else "")
     told += f", {len(failures):,} failed" if failures else ""
-    console.print(f"{told}; written to {arguments.out}", highlight=False, soft_wrap=True)
+    where = f"; written to {arguments.out}" if rows else f"; those in {arguments.out} stay" if skipped else ""
+    console.print(f"{told}{where}", highlight=False, soft_wrap=True)
 
 
 _SHOWN = 40  # lines of the table that are printed: a JSON file has them all

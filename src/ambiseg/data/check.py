@@ -142,6 +142,9 @@ def check(source: str | os.PathLike[str] | Cases, settings: Settings | None = No
         else:
             survey.add(case, cases.declared[index] if cases.declared else None)
     found += one_a_file(met)
+    if isinstance(cases, Folder) and cases.seen is not None and any(p.code == "E307" for p in found):
+        table = cases.seen.colour_table()
+        report.suggestion |= {"colours": table} if table else {}
     if survey.cases:
         broken = {problem.file for problem in found if problem.severity == "error"}
         found += _about_all(survey, cases, report, broken)
@@ -163,7 +166,7 @@ def run(
         path: a folder, a manifest, or an ``.npz`` of :class:`~ambiseg.data.arrays.Arrays`.
         settings: win over the folder's own.
         html: a page with pictures to write.
-        json: a file to write all numbers and problems to.
+        json: a file to write all numbers and problems to; ``-`` prints them instead of everything else.
         quiet: one line for each error and warning, and nothing else.
 
     Returns:
@@ -172,7 +175,7 @@ def run(
     from ambiseg.data.check_text import print_lines, print_report
 
     try:
-        for target in (html, json):
+        for target in (html, None if json == "-" else json):
             if target is not None and not Path(target).resolve().parent.is_dir():
                 raise DataError(f"{target}: expected a folder to write into, found none named {Path(target).parent}")
             if target is not None and Path(target).is_dir():
@@ -184,19 +187,17 @@ def run(
         problem = error.problem if isinstance(error, Refused) else None
         print(f"error: {error}" + (f" ({problem.remedy})" if problem else ""), file=sys.stderr)
         if problem and json is not None and Path(json).resolve().parent.is_dir():
-            _write_json(Report(Path(path), Path(path).name, problems=[problem]), json)
+            _put_json(Report(Path(path), Path(path).name, problems=[problem]), json)
         return 2
-    if quiet:
-        print_lines(report)
-    else:
-        print_report(report)
+    if json != "-":
+        (print_lines if quiet else print_report)(report)
     if json is not None:
-        _write_json(report, json)
+        _put_json(report, json)
     if html is not None:
         from ambiseg.data.check_page import page
 
         write_text(html, page(report, cases, quiet))
-    if not quiet:
+    if not quiet and json != "-":
         for target in (html, json):
             if target is not None:
                 print(f"written: {target}")
@@ -209,8 +210,12 @@ def _open(path: Path, settings: Settings, quiet: bool) -> Cases:
     return Folder.tolerant(path, settings, quiet)
 
 
-def _write_json(report: Report, path: str | os.PathLike[str]) -> None:
-    write_text(path, json_module.dumps(report.as_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+def _put_json(report: Report, path: str | os.PathLike[str]) -> None:
+    text = json_module.dumps(report.as_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    if path == "-":
+        print(text, end="")
+    else:
+        write_text(path, text)
 
 
 def _read(cases: Cases, index: int) -> tuple[Case | None, list[Problem]]:
@@ -247,10 +252,12 @@ def _incomplete(folder: Folder) -> Iterator[Problem]:
         for mask in entry.masks:
             readers.setdefault(mask.reader, []).append(mask.path)
     total = len(folder.entries)
-    for reader, masks in readers.items():
+    for reader, masks in sorted(readers.items()):
         lacking = [e.image.name for e in folder.entries if reader not in {mask.reader for mask in e.masks}]
         if lacking and 2 * len(masks) >= total:
-            folder_of = str(masks[0].parent) if len({mask.parent for mask in masks}) == 1 else f"reader {reader}"
+            [folder_of, *others] = {mask.parent for mask in masks}
+            alone = not others and folder_of.name == reader  # a manifest may have all readers' masks in one folder
+            folder_of = str(folder_of) if alone else f"reader {reader}"
             message = f"expected a mask for each of {total} images, found none for {some(lacking, 3)}"
             yield Problem("H108", folder_of, message)
 
@@ -296,8 +303,12 @@ def _twice(survey: Survey, file: Locate) -> Iterator[Problem]:
 
 
 def _about_readers(survey: Survey, file: Locate, broken: set[str]) -> Iterator[Problem]:
+    copies: set[str] = set()  # of three who are alike two are copies, and each is said once
     for (one, other), images in survey.together.items():
+        if other in copies:
+            continue
         if images > 1 and survey.identical[one, other] == images and survey.by_reader[one].empty < images:
+            copies.add(other)
             message = f"expected masks of its own, found those of {one} on all {images} images they share"
             yield Problem("W404", f"reader {other}", message)
     for reader, counts in survey.by_reader.items():
@@ -340,7 +351,7 @@ def _advice(survey: Survey, cases: Cases, report: Report) -> Iterator[Problem]:
         return
     said = cases.settings
     unclear = any(problem.code == "E306" for problem in cases.problems)
-    if declared_convention(said) is None and not unclear:
+    if declared_convention(said) is None and not unclear and "colours" not in report.suggestion:
         names = list(cases.classes) if len(cases.classes) <= 16 else len(cases.classes)
         report.suggestion |= {"classes": names, "labels": cases.convention.kind}
         report.suggestion |= {} if said.void is None else {"void": said.void}
@@ -349,7 +360,7 @@ def _advice(survey: Survey, cases: Cases, report: Report) -> Iterator[Problem]:
         low, middle, high = survey.percentiles()
         start, end = _rounded(low, math.floor), _rounded(high, math.ceil)
         if start < end:
-            centre, scale = (start + end) / 2, (end - start) / 2
+            centre, scale = (float(f"{x:.6g}") for x in ((start + end) / 2, (end - start) / 2))
             report.suggestion["intensity"] = {"low": start, "high": end, "mean": centre, "std": scale}
             form = some([kind for _, kind in survey.forms])
             message = f"{form} values from {survey.low:.6g} to {survey.high:.6g}; 99 % lie in {low:.6g} … {high:.6g}"
@@ -369,7 +380,7 @@ def _rounded(value: float, towards) -> float:
     if value == 0 or not math.isfinite(value):
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(abs(value))) - 1)
-    result = towards(value / unit) * unit
+    result = float(f"{towards(value / unit) * unit:.6g}")  # 0.33, not 0.32999999999999996
     return int(result) if result == int(result) else result
 
 

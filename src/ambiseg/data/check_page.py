@@ -59,6 +59,8 @@ figcaption { font-size: .875rem; margin-top: .4rem; } figcaption b { color: var(
 svg { max-width: 36rem; width: 100%; height: auto; display: block; }
 svg text { font: 11px system-ui; fill: var(--soft); }
 svg rect { fill: var(--bar); }
+@media (max-width: 34rem) { th, td { padding-right: .7rem; } th, .words { white-space: normal; overflow-wrap: normal; }
+  dl { gap: .2rem .8rem; } svg text { font-size: 18px; } }
 """
 
 

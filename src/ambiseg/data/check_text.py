@@ -53,7 +53,8 @@ def print_report(report: Report) -> None:
         for problem, after in zip(shown, [*shown[1:], None], strict=True):
             console.print(Text(f"  {problem.line}"), soft_wrap=True)
             if after is None and len(problems) > _SHOWN:
-                console.print(f"  … and {len(problems) - _SHOWN:,} more, all of them with --html, --json or --quiet")
+                where = "--html or --json" if severity == "hint" else "--html, --json or --quiet"
+                console.print(f"  … and {len(problems) - _SHOWN:,} more, all of them with {where}")
             if after is None or after.remedy != problem.remedy:
                 console.print(Text(f"  → {problem.remedy}", style="dim"), soft_wrap=True)
     if report.settings_file:

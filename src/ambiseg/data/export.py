@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import tempfile
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,19 @@ import numpy as np
 
 from ambiseg.data.base import Case, Cases, DataError
 from ambiseg.data.store import Progress
+from ambiseg.files import atomic_folder
 
 
 def export(
     cases: Cases, folder: str | os.PathLike[str], count: int | None = None, progress: Progress | None = None
 ) -> int:
-    """Write the first ``count`` cases as ``images/``, ``masks/<reader>/``, a manifest and ``ambiseg.json``.
+    """Write ``count`` cases as ``images/``, ``masks/<reader>/``, a manifest and ``ambiseg.json``.
 
+    They are spread evenly over the data set: its first ones would be of few patients, who fill no split.
     Pictures of bytes are PNG, all others TIFF in their own number type; masks are PNG of class ids, 255 is void. The
     folder appears when all of it is written. Returns the number of cases.
 
+    >>> import tempfile
     >>> from ambiseg.data.shapes import Shapes
     >>> with tempfile.TemporaryDirectory() as place:
     ...     export(Shapes(count=3, size=16), Path(place, "shapes"), 2), sorted(os.listdir(Path(place, "shapes")))
@@ -38,15 +40,16 @@ def export(
     count = len(cases) if count is None else min(count, len(cases))
     if count < 1:
         raise DataError(f"--count: expected at least 1 case, found {count}")
-    draft = Path(tempfile.mkdtemp(prefix=".ambiseg-", dir=folder.parent))
-    try:
+    with atomic_folder(folder) as draft:
         rows, void = [], False
-        for index in range(count):
+        files, readers = _Names(), _Names()
+        for number in range(count):
+            index = number * len(cases) // count
             case = cases[index]
             void |= case.void is not None
-            rows += _write(case, draft, "" if cases.declared is None else cases.declared[index])
+            rows += _write(case, draft, "" if cases.declared is None else cases.declared[index], files, readers)
             if progress is not None:
-                progress(index + 1, count)
+                progress(number + 1, count)
         _manifest(rows, draft / "manifest.csv")
         settings: dict[str, Any] = {
             "title": cases.title,
@@ -58,19 +61,13 @@ def export(
         if void:
             settings["void"] = 255
         (draft / "ambiseg.json").write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        os.umask(umask := os.umask(0))
-        os.chmod(draft, 0o777 & ~umask)
-        os.rename(draft, folder)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
     return count
 
 
-def _write(case: Case, folder: Path, part: str) -> list[list[str]]:
+def _write(case: Case, folder: Path, part: str, files: _Names, readers: _Names) -> list[list[str]]:
     from PIL import Image
 
-    name = _file_name(case.name)
+    name = files[case.name]
     if int(case.table.max(initial=0)) >= 255:
         raise DataError(f"{case.name}: expected class ids below 255 to write as PNG, found {int(case.table.max())}")
     suffix = _write_image(case.image, folder / "images" / name)
@@ -78,7 +75,7 @@ def _write(case: Case, folder: Path, part: str) -> list[list[str]]:
     for m, (reader, labels) in enumerate(zip(case.readers, case.labels, strict=True)):
         if case.valid is not None:
             labels = np.where(case.valid, labels, 255)
-        path = folder / "masks" / _file_name(reader) / f"{name}.png"
+        path = folder / "masks" / readers[reader] / f"{name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(labels.astype(np.uint8)).save(path)
         weight = "" if case.weights is None else f"{case.weights[m]:.9g}"
@@ -120,6 +117,23 @@ def _manifest(rows: list[list[str]], path: Path) -> None:
         writer.writerows([[line[c] for c in kept] for line in [columns, *rows]])
 
 
-def _file_name(name: str) -> str:
-    """A name that every file system takes; slices of a volume become files of a folder."""
-    return "/".join(re.sub(r"[^\w.+=@ -]", "_", piece) for piece in name.replace("#", "/").split("/"))
+class _Names(dict[str, str]):
+    """For each name a path that every file system takes and that is no other's; slices of a volume share a folder.
+
+    >>> names = _Names()
+    >>> names["scan#007"], names["a?"], names["A*"], names["a?"], names["/../../etc"]
+    ('scan/007', 'a_', 'A_-2', 'a_', '_/_/etc')
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._taken: Counter[str] = Counter()
+
+    def __missing__(self, name: str) -> str:
+        pieces = [re.sub(r"[^\w.+=@ -]", "_", piece) for piece in name.replace("#", "/").split("/") if piece]
+        path = "/".join("_" if set(piece) <= {"."} else piece for piece in pieces) or "_"  # none may lead out
+        self._taken[path.casefold()] += 1
+        if (times := self._taken[path.casefold()]) > 1:
+            path += f"-{times}"
+        self[name] = path
+        return path

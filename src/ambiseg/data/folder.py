@@ -24,6 +24,7 @@ from ambiseg.data.settings import Labels, Settings, Target
 
 _BUDGET = 512 << 20  # bytes of decoded volumes that are kept; those of the case at hand are, whatever they take
 _STACKS = ("TIFF", "NumPy", "NIfTI", "DICOM")  # files that may hold several slices
+_FIRST = 25  # images that tell the checker what is usual
 
 
 class Folder(Cases):
@@ -98,6 +99,7 @@ class Folder(Cases):
         self.settings = given.over(Settings.load(self.root))
         self.title = self.settings.title or self.root.resolve().name
         self.problems: list[Problem] = []
+        self.seen: Values | None = None  # in the masks, once they were looked through
         self._quiet, self._strict = quiet, strict
         self._sources: OrderedDict[tuple[Path, bool], Source] = OrderedDict()
         self._kept = 0
@@ -172,7 +174,7 @@ class Folder(Cases):
         declared = declared_convention(self.settings)
         if declared is not None:
             return declared
-        seen = Values()
+        self.seen = seen = Values()
         for path, mask in progress(self._raw_masks(), self._mask_count, "looking through the masks", self._quiet):
             try:
                 seen.add(mask, path)
@@ -217,15 +219,20 @@ class Folder(Cases):
 
     @cached_property
     def _first(self) -> tuple[str, int, np.dtype]:
-        """Name, channels and number type of the first image that can be opened: the others must be like it."""
-        for number, _ in self._cases:
+        """Name, channels and number type of the first image that can be opened: the others must be like it.
+
+        The checker is to say which image is unlike the others, so to it the commonest kind among the first ones counts.
+        """
+        kinds: dict[tuple[int, np.dtype], list[str]] = {}  # names of the images of each
+        for number in list(dict.fromkeys(number for number, _ in self._cases))[: 1 if self._strict else _FIRST]:
             try:
                 source = self._open(self.entries[number].image)
-                return source.path.name, source.channels, source.dtype
+                kinds.setdefault((source.channels, source.dtype), []).append(source.path.name)
             except Refused:
                 if self._strict:
                     raise
-        return "", 1, np.dtype(np.uint8)
+        channels, dtype = kind = max(kinds, key=lambda kind: len(kinds[kind]), default=(1, np.dtype("u1")))
+        return kinds.get(kind, [""])[0], channels, dtype
 
     @cached_property
     def channels(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -353,6 +360,8 @@ class Folder(Cases):
 
     def _size_advice(self, image: Source, mask: Source) -> str:
         if image.size == mask.size[::-1] and image.slices == mask.slices:
+            if image.format == "JPEG":  # whoever drew the mask may not have seen the picture the way it is shown
+                return "the image may be turned by its EXIF orientation: turn the mask the same way, or remove the tag"
             return "the mask seems to lie on its side: swap its rows and columns"
         if image.format == "NumPy" and image.size[1] in (3, 4) and self.settings.axes is None:
             return 'if the last axis of the image is colour, declare "axes": "HWC"'

@@ -31,16 +31,29 @@ class Values:
     numbers: dict[int, Path] = field(default_factory=dict)
     masks: Counter[int] = field(default_factory=Counter)  # that hold each number
     bits: bool = False  # some files have one bit a pixel, which is 0 and 1 under every convention
+    colours: Counter[int] = field(default_factory=Counter)  # pixels of each 24-bit colour, of masks that are no grey
 
     def add(self, mask: np.ndarray, path: Path) -> None:
         """Look at one mask ``[C, H, W]`` as its file has it. Raises ``DataError`` if it cannot hold class ids."""
-        grey = _one_channel(mask, path)
+        try:
+            grey = _one_channel(mask, path)
+        except Refused:
+            if len(mask) == 3 and mask.dtype == np.uint8 and len(self.colours) <= MOST:
+                found, pixels = np.unique(_codes(mask), return_counts=True)
+                self.colours.update(dict(zip(found.tolist(), pixels.tolist(), strict=True)))
+            raise
         if grey.dtype == np.bool_:
             self.bits = True
             return
         for number in distinct(_whole(grey, path)).tolist():
             self.numbers.setdefault(number, path)
             self.masks[number] += 1
+
+    def colour_table(self) -> dict[str, int]:
+        """A class for each colour, the commonest first: what ``colours`` may say if all masks are in colour."""
+        if not 0 < len(self.colours) <= MOST or self.bits or set(self.numbers) - {0}:
+            return {}
+        return {f"#{code:06x}": i for i, (code, _) in enumerate(self.colours.most_common())}
 
 
 @dataclass(frozen=True)
@@ -111,7 +124,7 @@ class Convention:
             raise Refused.of(
                 "E304", path, f"expected a mask in 8-bit colour, found {found}", "save all masks in colour"
             )
-        codes = mask[0].astype(np.uint32) << 16 | mask[1].astype(np.uint32) << 8 | mask[2]
+        codes = _codes(mask)
         found, index, pixels = np.unique(codes, return_inverse=True, return_counts=True)
         table = self.table or {}
         said = [table.get(int(code), _NONE) for code in found]
@@ -179,18 +192,25 @@ def observed_convention(seen: Values, settings: Settings) -> Convention:
     largest = max([*numbers, 1])
     present = len(set(numbers) | {0})
     if (largest >= MOST or present * 2 < largest + 1) and settings.labels != "ids":
-        odd = numbers[-1]
+        # The rarest value is the likeliest slip, and its mask the one to look at; the largest, if all are alike.
+        odd = min((n for n in numbers if n), key=lambda n: (seen.masks[n], -n))
+        numbers = _with_bits(seen, numbers)
         message = f"expected class ids 0, 1, 2 … or 0 and 255 in all masks, found values {some(numbers, 8)} in them"
-        message += f", {odd} in {count(seen.masks[odd], 'mask')}"
-        slip = f"correct the mask if {odd} is a slip, or " if seen.masks[odd] == 1 else ""
+        alone = seen.masks[odd] == 1 and (seen.bits or max(seen.masks.values()) > 1)
+        message += f", {odd} in {'this mask alone' if alone else count(seen.masks[odd], 'mask')}"
+        slip = f"correct the mask if {odd} is a slip, or " if alone and len(numbers) <= 8 else ""
         raise Refused.of("E306", seen.numbers[odd], message, slip + _clarify(numbers))
     return Convention("ids", plain_names(largest + 1), settings.void)
 
 
 def by_value(seen: Values) -> Convention:
     """Each value a class of its own: for looking at masks whose meaning is not clear."""
-    numbers = sorted(seen.numbers)[: 1 << 15]
+    numbers = _with_bits(seen, sorted(seen.numbers))[: 1 << 15]
     return Convention("table", tuple(f"value {n}" for n in numbers), table={n: i for i, n in enumerate(numbers)})
+
+
+def _with_bits(seen: Values, numbers: list[int]) -> list[int]:
+    return sorted({0, 1, *numbers}) if seen.bits else numbers
 
 
 def _clarify(numbers: list[int]) -> str:
@@ -224,6 +244,11 @@ def _one_channel(mask: np.ndarray, path: Path) -> np.ndarray:
         found = f"found {count(int(tinted.sum()), 'pixel')} in colour: {some(colours, 4)}"
         raise Refused.of("E307", path, f"expected one number a pixel, {found}")
     raise Refused.of("E305", path, f"expected one number a pixel, found {mask.shape[0]}")
+
+
+def _codes(mask: np.ndarray) -> np.ndarray:
+    """24-bit colours ``[H, W]`` of three channels of bytes."""
+    return mask[0].astype(np.uint32) << 16 | mask[1].astype(np.uint32) << 8 | mask[2]
 
 
 def _whole(values: np.ndarray, path: Path) -> np.ndarray:

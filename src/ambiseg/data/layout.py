@@ -58,6 +58,7 @@ class Listing:
 
     entries: list[Entry] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    unread: set[str] = field(default_factory=set)  # names of pictures in formats that are not read
 
 
 def list_folder(root: Path, settings: Settings) -> Listing:
@@ -151,7 +152,8 @@ def _collect(top: Path, settings: Settings, listing: Listing) -> list[tuple[str,
     found: list[tuple[str, Path]] = []
     ignored: list[Path] = []
     been: set[str] = set()
-    for here, folders, files in os.walk(top, followlinks=True):
+    closed: list[OSError] = []  # folders that may not be read, which a walk passes over in silence
+    for here, folders, files in os.walk(top, onerror=closed.append, followlinks=True):
         been.add(os.path.realpath(here))  # a link to a folder above would lead round in circles
         folders[:] = sorted(f for f in folders if not _hidden(f) and os.path.realpath(Path(here, f)) not in been)
         folder = Path(here)
@@ -167,8 +169,12 @@ def _collect(top: Path, settings: Settings, listing: Listing) -> list[tuple[str,
             elif suffix_of(path) in UNREAD:
                 message = f"expected one of {' '.join(FORMATS)}, found {UNREAD[suffix_of(path)]}"
                 listing.problems.append(Problem("E105", str(path), message))
+                listing.unread.add(_key(path, top, stem_of(path)))
             else:
                 ignored.append(path)
+    for error in closed:
+        message = f"expected a folder that may be read, found: {error.strerror}"
+        listing.problems.append(Problem("E201", str(error.filename), message, "change the folder's permissions"))
     if ignored:
         names = some(sorted({suffix_of(p) or p.name for p in ignored}))
         message = f"{count(len(ignored), 'file')} ignored: {names} is no format of pictures"
@@ -222,7 +228,8 @@ def _match(
     """Masks without an image, and images that have no mask at all."""
     covered = {key for files in readers.values() for key in files}
     bare = [key for key in images if key not in covered]
-    strays = {reader: [key for key in files if key not in images] for reader, files in readers.items()}
+    known = images.keys() | listing.unread  # that an image cannot be read has been said
+    strays = {reader: [key for key in files if key not in known] for reader, files in readers.items()}
     suggested = {r: name for r, stray in strays.items() if (name := _suggest_name(stray, bare or list(images), r))}
     lost = {reader for reader, stray in strays.items() if stray and len(stray) == len(readers[reader])}
     for reader, files in readers.items():
@@ -236,8 +243,9 @@ def _match(
             listing.problems.append(Problem("E103", folder, message, fix))
             continue
         for key in stray:
-            near = get_close_matches(key, bare or list(images), 1, 0.7)
-            found = f"found none; the nearest is {images[near[0]].name}" if near else "found none"
+            lacking = {image.casefold(): path.name for image, path in images.items() if image not in files}
+            near = get_close_matches(key.casefold(), lacking, 1, 0.7)
+            found = f"found none; the nearest is {lacking[near[0]]}" if near else "found none"
             listing.problems.append(Problem("W102", str(files[key]), f"expected an image named {key!r}, {found}", fix))
     if lost and all(reader in lost for reader, files in readers.items() if files):
         return  # said once for each reader, and not for each image again

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ambiseg.data.layout import SPLITS, Entry, Listing, MaskFile
-from ambiseg.data.problems import Problem, Refused, known
+from ambiseg.data.problems import Problem, Refused, known, some
 from ambiseg.data.readers import stem_of
 
 NAMES = ("manifest.csv", "manifest.json")
@@ -58,7 +58,8 @@ def list_manifest(path: Path) -> Listing:
         fix = "save the manifest as UTF-8"
         raise Refused.of("E007", path, f"expected UTF-8 text, found byte {error.object[error.start]:#x}", fix) from None
     except OSError as error:
-        raise Refused.of("E007", path, f"expected a file that may be read, found {error.strerror}") from None
+        fix = "change the file's permissions"
+        raise Refused.of("E007", path, f"expected a file that may be read, found: {error.strerror}", fix) from None
     rows = _from_json(text, path) if suffix == ".json" else _from_csv(text, path)
     listing = Listing()
     entries: dict[Path, Entry] = {}
@@ -96,7 +97,8 @@ def _from_csv(text: str, path: Path) -> list[tuple[str, dict[str, str]]]:
             continue
         if len(row) != len(columns):
             message = f"expected {len(columns)} cells, found {len(row)}"
-            raise Refused.of("E007", f"{path}, row {number}", message, "put quotation marks round a path with a comma")
+            fix = "put quotation marks round a path with a comma" if len(row) > len(columns) else ""
+            raise Refused.of("E007", f"{path}, row {number}", message, fix)
         result.append((f"row {number}", dict(zip(columns, (cell.strip() for cell in row), strict=True))))
     return result
 
@@ -108,7 +110,7 @@ def _from_json(text: str, path: Path) -> list[tuple[str, dict[str, str]]]:
     except ValueError as error:
         raise Refused.of("E007", path, f"expected JSON, found a mistake: {error}") from None
     if not isinstance(cases, list) or not all(isinstance(case, dict) for case in cases):
-        raise Refused.of("E007", path, "expected a list with an object for each image, found something else")
+        raise Refused.of("E007", path, f"expected a list with an object for each image, found {_top(cases)}")
     rows: list[tuple[str, dict[str, str]]] = []
     for number, case in enumerate(cases, 1):
         where = f"image {number}"
@@ -125,6 +127,13 @@ def _from_json(text: str, path: Path) -> list[tuple[str, dict[str, str]]]:
             raise Refused.of(
                 "E007", f"{path}, {where}", f"expected a mask for each weight, found none for {min(extra)}"
             )
+        if isinstance(weights, list) and len(weights) != len(masks):
+            message = f"expected a weight for each of {len(masks)} masks, found {len(weights)}"
+            raise Refused.of("E007", f"{path}, {where}", message)
+        for what, value in (("image", case.get("image") or ""), *((f"mask of {who}", m) for who, m in named.items())):
+            if not isinstance(value, str):
+                message = f"expected the path of the {what} as text, found {_found(value)}"
+                raise Refused.of("E007", f"{path}, {where}", message)
         common = {key: str(case[key]) for key in ("image", "patient", "split", "name") if case.get(key) is not None}
         for reader, mask in named.items():
             weight = {"weight": str(weighed[reader])} if reader in weighed else {}
@@ -136,6 +145,12 @@ def _from_json(text: str, path: Path) -> list[tuple[str, dict[str, str]]]:
 
 def _numbered(values: list[Any]) -> list[tuple[str, Any]]:
     return [(f"reader_{m}", value) for m, value in enumerate(values, 1)]
+
+
+def _top(content: object) -> str:
+    if isinstance(content, dict):
+        return f"an object with the keys {some(list(content), 3)}"
+    return "a list of other things" if isinstance(content, list) else _found(content)
 
 
 def _found(value: object) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ambiseg.data.problems import Problem, Refused, shape_text, some
-from ambiseg.data.readers import How, Source, format_of, once
+from ambiseg.data.readers import How, Source, format_of, guard, once
 
 _LPS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM counts millimetres to the left and back, NIfTI to the right and front
 _DECODE = "pip install pylibjpeg[all], or decompress the files, for example with `dcmdjpeg` or `gdcmconv --raw`"
@@ -142,6 +142,8 @@ def open_dicom(path: Path, how: How) -> Source:
     """One file, of one frame or many, or a folder with one file a slice, sorted by position along their normal."""
     if path.is_dir():
         files = sorted(p for p in path.iterdir() if not p.name.startswith(".") and format_of(p) == "DICOM")
+        if not files:
+            raise Refused.of("E204", path, "expected the DICOM files of one series, found none in this folder")
     else:
         files = [path]
     headers = [(file, _header(file)) for file in files]
@@ -162,7 +164,8 @@ def open_dicom(path: Path, how: How) -> Source:
 
     def read(k: int) -> np.ndarray:
         file, header = headers[k] if len(headers) > 1 else headers[0]
-        pixels = _pixels(file, header, 0 if len(headers) > 1 else k, frames, how)
+        with guard(file):  # of a series, the slice that is damaged
+            pixels = _pixels(file, header, 0 if len(headers) > 1 else k, frames, how)
         return np.ascontiguousarray(pixels.astype(dtype, copy=False))
 
     return Source(path, "DICOM", slices, size, 3 if colour else 1, dtype, read, _affine(headers, frames), notes)
@@ -172,17 +175,18 @@ def _header(file: Path) -> Any:
     from pydicom import dcmread
     from pydicom.errors import InvalidDicomError
 
-    try:
-        header = dcmread(file, stop_before_pixels=True)
-    except InvalidDicomError:
-        raise ValueError("no DICOM header") from None
+    with guard(file):  # of a series, the slice that is damaged
+        try:
+            header = dcmread(file, stop_before_pixels=True)
+        except InvalidDicomError:
+            raise ValueError("no DICOM header") from None
+        if "Rows" not in header and "Modality" not in header:
+            raise ValueError("its header ends before the image")
     modality = str(header.get("Modality", "DICOM"))
     if modality in ("SEG", "RTSTRUCT"):
         fix = "export it as NIfTI, or as one label map a reader"
         raise Refused.of("E105", file, f"expected an image or a label map, found a DICOM {modality} object", fix)
     if "Rows" not in header or "Columns" not in header:
-        if "Modality" not in header:
-            raise ValueError("its header ends before the image")
         raise Refused.of("E204", file, f"expected an image, found {modality} without pixels")
     syntax = getattr(header.file_meta, "TransferSyntaxUID", None)
     if syntax is not None and syntax.is_encapsulated:

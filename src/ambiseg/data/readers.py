@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -134,7 +136,12 @@ def open_source(path: Path, how: How | None = None) -> Source:
             found = UNREAD.get(suffix_of(path), path.suffix or "no suffix")
             raise Refused.of("E105", path, f"expected one of {' '.join(FORMATS)}, found {found}")
         if not path.exists():
+            if path.is_symlink():
+                found = f"found a link to {os.readlink(path)}, where nothing is"
+                raise Refused.of("E106", path, f"expected a file, {found}", "mend the link, or copy the file itself")
             raise Refused.of("E106", path, "expected a file, found none")
+        if not (path.is_file() or path.is_dir()):  # reading from a pipe would wait for ever
+            raise Refused.of("E201", path, "expected a file, found a pipe or a device", "remove it")
         source = OPENERS[kind](path, how)
         return Source(**{**source.__dict__, "read": _guarded(path, source.read)})
 
@@ -174,6 +181,10 @@ def _diagnosis(path: Path, error: Exception) -> tuple[str, str]:
     expected = f"expected {FORMATS.get(suffix_of(path), 'DICOM')}"
     if isinstance(error, PermissionError):
         return "expected a file that may be read, found that permission is denied", "change the file's permissions"
+    if type(error).__name__ == "DecompressionBombError":  # Pillow's, which not every file needs
+        found = re.search(r"\((\d+) pixels\).* (\d+) pixels", str(error))
+        size, most = (f"{int(n):,}" for n in found.groups()) if found else ("more", "fewer")
+        return f"{expected} of at most {most} pixels, found {size}", "save so large a picture as TIFF, or in parts"
     try:
         with path.open("rb") as file:
             head = file.read(256)

@@ -181,7 +181,10 @@ class Settings:
             return Settings()
         try:
             said = json.loads(path.read_text("utf-8-sig"))
-        except (OSError, ValueError) as error:  # a decoding error is a ValueError, too
+        except OSError as error:
+            message, fix = f"expected a file that may be read, found: {error.strerror}", "change the file's permissions"
+            raise Refused.of("E006", path, message, fix) from None
+        except ValueError as error:  # a decoding error is one, too
             message = f"expected JSON, found a mistake: {error}"
             raise Refused.of("E006", path, message, "correct the file's syntax") from None
         if not isinstance(said, dict):

@@ -8,7 +8,7 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -302,14 +302,23 @@ def _divide(
     """``part_of`` has the patients whose part is decided."""
     _numbers(cases)
     said = cases.declared if rule.declared else None
+
+    def places(rule: Rule) -> list[str]:
+        decided = part_of or {}
+        owner = said or [None] * len(cases)
+        return [decided.get(p) or rule.part(p, part) for p, part in zip(cases.patients, owner, strict=True)]
+
     parts: dict[str, list[str]] = {part: [] for part in rule.fractions}
-    for i, (name, patient) in enumerate(zip(cases.names, cases.patients, strict=True)):
-        part = (part_of or {}).get(patient) or rule.part(patient, said[i] if said is not None else None)
+    for name, part in zip(cases.names, places(rule), strict=True):
         parts.setdefault(part, []).append(name)
     if empty := [part for part, names in parts.items() if not names]:
+        fits = (seed for seed in range(100) if parts.keys() <= set(places(replace(rule, seed=seed))))
+        advice = (
+            f"data.split_seed={seed} fills all parts" if (seed := next(fits, None)) is not None else "take fewer parts"
+        )
         raise DataError(
             f"{cases.title}: part {empty[0]!r} would be empty: a fraction of {rule.fractions[empty[0]]:g} of "
-            f"{len(set(cases.patients))} patients; take another seed or a larger fraction"
+            f"{len(set(cases.patients))} patients; {advice}, or take a larger fraction"
         )
     members = {part: tuple(names) for part, names in parts.items()}
     _check_patients(cases, Split(members, "", rule))  # before anything is read

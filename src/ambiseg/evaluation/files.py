@@ -28,6 +28,7 @@ from ambiseg.evaluation.scoring import Rules, score_masks
 from ambiseg.masks import MaskDistribution
 
 WEIGHTS = "weights.json"
+PREDICTION = "ambiseg.Prediction/1"  # what the weights.json of `ambiseg predict` calls itself; it lies beside its masks
 
 
 def evaluate_files(
@@ -41,9 +42,11 @@ def evaluate_files(
 
     Args:
         predictions: masks of every case as ``<sample>/<case>.png`` or ``<case>/<sample>.png`` (or any other format that
-            a data folder may hold), or a :class:`~ambiseg.masks.MaskDistribution` as ``<case>.npz``. Masks are equally
-            likely unless ``weights.json`` says ``{case: {sample: weight}}``. They hold class ids; with two classes
-            255 means class 1 as well, unless it is the truth's void value. An ``ambiseg.json`` may say otherwise.
+            a data folder may hold), as ``<case>.png`` where there is one a case, a
+            :class:`~ambiseg.masks.MaskDistribution` as ``<case>.npz``, or what ``ambiseg predict`` wrote. Masks are
+            equally likely unless ``weights.json`` says ``{case: {sample: weight}}``. They hold class ids; with two
+            classes 255 means class 1 as well, unless it is the truth's void value. An ``ambiseg.json`` may say
+            otherwise. Where masks differ in weight there is no unbiased GED, which supposes independent draws.
         truth: a data folder (:class:`~ambiseg.data.folder.Folder`), or just its masks, ``<reader>/<case>.png``.
         protocol: a key of ``PROTOCOLS``.
         split: score the cases that the truth declares to be of this part; ``None`` is all.
@@ -70,7 +73,10 @@ def evaluate_files(
     for i in progress(wanted, len(wanted), "scoring", quiet):
         case = readers[i]
         masks, annotations = found.of(case), _distribution(case)
-        scored.append(score_masks(masks, annotations, case.name, case.patient, rules, "files"))
+        one = score_masks(masks, annotations, case.name, case.patient, rules, "files")
+        if masks.weights is not None and float(masks.weights.max() - masks.weights.min()) > 1e-6:
+            one.case["scores"]["files"]["ged_unbiased"] = None  # that is for independent draws, which weigh the same
+        scored.append(one)
         most = max(most, masks.count)
     for one in scored:  # by the largest number of masks, which is known now
         one.case["scores"] = {f"files-{most}": one.case["scores"]["files"]}
@@ -175,6 +181,7 @@ class Predictions:
         scan_of = {name: by_image[readers.file_of(i)] for i, name in enumerate(readers.names)}
         scans = {entry.name: entry for entry in scan_of.values()}  # a scan of several slices is one file and many cases
         self._whole: dict[str, Path] = {}
+        self._said: dict[str, dict[str, float]] = {}  # weights that predictions brought with them
         self._samples = self._sort(_known(readers.names), _known(scans))
         missing = [n for n in names if n not in self._whole and scan_of[n].name not in self._samples]
         if missing:
@@ -191,10 +198,13 @@ class Predictions:
         self._number = {name: i for i, name in enumerate(self._folder.names)} if self._folder else {}
 
     def _sort(self, cases: dict[str, str], scans: dict[str, str]) -> dict[str, dict[str, Path]]:
-        """``<case>.npz`` aside: samples by the scan they are of. Either order of folders, the same for all files."""
-        found, inner = [], []
+        """``<case>.npz`` aside: samples by the scan they are of. Any order of folders, the same for all files."""
+        samples = self._predicted(scans)
+        found, inner, flat = [], [], []
         stray: list[Path] = []
         for path, key in _files(self.root):
+            if path.parent in self._folders:
+                continue
             if path.suffix.lower() == ".npz" and key in cases:
                 self._whole[cases[key]] = path
                 continue
@@ -202,30 +212,57 @@ class Predictions:
             head, _, last = key.rpartition("/")
             found += [(scans[rest], sample, path)] if rest in scans else []
             inner += [(scans[head], last, path)] if head in scans else []
-            stray += [] if rest in scans or head in scans else [path]
-        if len(inner) > len(found):
-            found, inner = inner, found
+            flat += [(scans[key], "mask", path)] if key in scans else []
+            stray += [] if rest in scans or head in scans or key in scans else [path]
+        found, *others = sorted((found, inner, flat), key=len, reverse=True)
         used = {path for _, _, path in found}
-        stray += [path for _, _, path in inner if path not in used]
+        stray += sorted({path for other in others for _, _, path in other} - used)
         if stray:
-            message = "expected masks as SAMPLE/CASE.png, CASE/SAMPLE.png or CASE.npz with a case of the truth"
+            message = (
+                "expected masks as SAMPLE/CASE.png, CASE/SAMPLE.png, CASE.png or CASE.npz with a case of the truth"
+            )
             more = f" and {len(stray) - 1:,} more" if len(stray) > 1 else ""
             raise DataError(f"{min(stray)}: {message}, found a name that is of none{more}")
-        samples: dict[str, dict[str, Path]] = {}
         for name, sample, path in found:
             if (other := samples.setdefault(name, {}).setdefault(sample, path)) != path:
                 raise DataError(f"{path}: expected one file for sample {sample!r} of {name!r}, found {other.name} too")
         return samples
 
+    def _predicted(self, scans: dict[str, str]) -> dict[str, dict[str, Path]]:
+        """What ``ambiseg predict`` wrote: a folder a case, of which only what its weights.json lists are masks.
+
+        Of a picture all is in one file, soft probabilities included. The slices of a volume come from the masks, whose
+        place in space is compared with the truth's.
+        """
+        self._folders: set[Path] = set()
+        samples: dict[str, dict[str, Path]] = {}
+        for path in sorted(self.root.rglob(WEIGHTS)):
+            about = _json(path)
+            if not isinstance(about, dict) or about.get("format") != PREDICTION:
+                continue
+            folder = path.parent
+            key = folder.relative_to(self.root).as_posix() if folder != self.root else folder.resolve().name
+            if key not in scans:
+                raise DataError(f"{folder}: expected the prediction of a case of the truth, found {key!r}")
+            self._folders.add(folder)
+            name, whole = scans[key], folder / "masks.npz"
+            if about.get("slices") == 1 and whole.is_file():
+                self._whole[name] = whole
+                continue
+            try:
+                masks = {str(mask["file"]): mask["weight"] for mask in about["masks"]}
+            except (KeyError, TypeError):
+                raise DataError(f"{path}: expected masks with a file and a weight each, found something else") from None
+            samples[name] = {file: folder / file for file in masks}
+            self._said[name] = masks
+        return samples
+
     def _weights(self, scans: dict[str, str]) -> dict[str, dict[str, float] | None]:
         path = self.root / WEIGHTS
-        weights: dict[str, dict[str, float] | None] = dict.fromkeys(self._samples)
-        if not path.is_file():
+        weights: dict[str, dict[str, float] | None] = {name: self._said.get(name) for name in self._samples}
+        if not path.is_file() or self.root in self._folders:
             return weights
-        try:
-            content = json.loads(path.read_text("utf-8-sig"))
-        except ValueError as error:
-            raise DataError(f"{path}: expected JSON, found {error}") from None
+        content = _json(path)
         if not isinstance(content, dict) or not all(isinstance(said, dict) for said in content.values()):
             raise DataError(f"{path}: expected {{case: {{sample: weight}}}}, found something else")
         for name, said in content.items():
@@ -269,6 +306,13 @@ class Predictions:
         except ValueError as error:
             raise DataError(f"{path}: {error}") from None
         return masks
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8-sig"))
+    except ValueError as error:
+        raise DataError(f"{path}: expected JSON, found {error}") from None
 
 
 def _known(names: Iterable[str]) -> dict[str, str]:

@@ -69,7 +69,7 @@ def _walk(top: Path, dicom: str, skip: str | None) -> Iterator[Path]:
     if (top / "images").is_dir() and (top / "masks").is_dir():
         raise Refused.of("E003", top, f"expected images alone, found masks/ as well; name {top / 'images'} instead")
     been: set[str] = set()
-    for here, folders, files in os.walk(top, followlinks=True):
+    for here, folders, files in os.walk(top, onerror=_closed, followlinks=True):
         been.add(os.path.realpath(here))  # a link to a folder above would lead round in circles
         folders[:] = sorted(
             f
@@ -83,6 +83,12 @@ def _walk(top: Path, dicom: str, skip: str | None) -> Iterator[Path]:
             paths = [path for path in paths if kinds[path] != "DICOM"]
         # Pictures in formats that are not read are yielded too: opening them says so, and silence would lose them.
         yield from (path for path in paths if kinds[path] or suffix_of(path) in UNREAD)
+
+
+def _closed(error: OSError) -> None:
+    """A folder that may not be read would be passed over in silence, and its images with it."""
+    message = f"expected a folder that may be read, found: {error.strerror}"
+    raise Refused.of("E201", str(error.filename), message, "change the folder's permissions")
 
 
 def _hidden(name: str) -> bool:

@@ -16,8 +16,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +24,7 @@ import numpy as np
 from ambiseg import __version__
 from ambiseg.data.base import DataError
 from ambiseg.data.readers import Source
-from ambiseg.files import atomic_write, write_text
+from ambiseg.files import atomic_folder, atomic_write, write_text
 from ambiseg.prediction.overview import class_colours, draw_overview, heat
 from ambiseg.prediction.predictor import Prediction
 
@@ -70,26 +68,8 @@ def write(
     if folder is None:
         return Path(out) / prediction.name
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".ambiseg-", dir=folder.parent))
-    try:
+    with atomic_folder(folder) as draft:
         _fill(prediction, draft, overview)
-        os.umask(umask := os.umask(0))
-        os.chmod(draft, 0o777 & ~umask)
-        if folder.exists():  # a folder cannot take the place of a full one: the old one steps aside first
-            aside = Path(tempfile.mkdtemp(prefix=".ambiseg-", dir=folder.parent))
-            os.rename(folder, aside / "old")
-            try:
-                os.rename(draft, folder)
-            except OSError:
-                os.rename(aside / "old", folder)
-                raise
-            finally:
-                shutil.rmtree(aside, ignore_errors=True)
-        else:
-            os.rename(draft, folder)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
     return folder
 
 
