@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             import ambiseg.data.base  # noqa: F401 - and with it PyTorch, which every command needs
         return chosen.run(chosen)
     except KeyboardInterrupt as stop:
-        print(f"ambiseg: {stop or 'stopped'}", file=sys.stderr)
+        print(f"ambiseg: {str(stop) or 'stopped'}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
