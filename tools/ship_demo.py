@@ -1,4 +1,4 @@
-"""Put a finished demo run into the package: ``python tools/ship_demo.py runs/demo``, after ``ambiseg evaluate`` of it."""
+"""Put a finished and evaluated demo run into the package: ``python tools/ship_demo.py runs/demo``."""
 
 from __future__ import annotations
 
