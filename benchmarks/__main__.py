@@ -4,7 +4,7 @@ import platform
 
 import torch
 
-from benchmarks import data, mathematics, mose
+from benchmarks import data, mathematics, mose, prediction
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
@@ -12,3 +12,4 @@ if __name__ == "__main__":
     mathematics.main()
     mose.main()
     data.main()
+    prediction.main()
