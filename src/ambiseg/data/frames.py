@@ -133,13 +133,19 @@ class Frames(Cases):
         if not (values.min() >= 0 and values.max() <= 1):  # nan is neither
             raise DataError(f"{path}: expected probabilities from 0 to 1, found {values.min():g} to {values.max():g}")
         planes = averaged(np.round(values * 255).astype(np.uint8), size, path)
-        nowhere = ~planes.any(0)
-        return _filled(planes, nowhere)
+        return _filled(planes, np.asarray(~planes.any(0)))
 
     def state(self) -> str:
-        files = [(path, path.stat()) for f in self.frames for path in (f.image, f.labels, f.extra) if path is not None]
+        paths = (path for frame in self.frames for path in (frame.image, frame.labels, frame.extra) if path)
+        files = [(path, path.stat()) for path in paths]
         said = [f"{path.resolve()} {about.st_size} {about.st_mtime_ns}" for path, about in files]
-        return digest("frames", self.title, f"{self.classes} {self._size} {self.channels}", *self.declared, *said)
+        return digest(
+            "frames",
+            self.title,
+            f"{self.classes} {self._size} {self.channels}",
+            *(frame.part for frame in self.frames),
+            *said,
+        )
 
 
 def nearest(values: np.ndarray, size: Sequence[int], path: Path) -> np.ndarray:

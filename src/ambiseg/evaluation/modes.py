@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ambiseg.data.base import Flip
-from ambiseg.data.flips import flip_modes, happening, mode_weights
+from ambiseg.data.flips import ModeTable, flip_modes, happening, mode_weights
 from ambiseg.masks import MaskDistribution
 from ambiseg.metrics import PROTOCOLS
 from ambiseg.overlap import Absent
@@ -74,6 +74,33 @@ def score_modes(
     ]
 
 
+def iou_with_modes(
+    masks: MaskDistribution, regions: Regions, flips: Sequence[Flip], evaluated: Sequence[int], protocol: str
+) -> tuple[ModeTable, np.ndarray]:
+    """The modes of a single image, and the IoU ``[N, D]`` of its masks with each."""
+    index, said, size = (x[0].cpu().numpy() for x in (regions.index, regions.labels[:, 0], regions.size))
+    modes, counts = _among(masks.labels[0].cpu().numpy().reshape(masks.count, -1), index, said, size, flips, evaluated)
+    return modes, _iou(counts, modes.table, size, evaluated, PROTOCOLS[protocol].absent(evaluated))
+
+
+def _among(
+    labels: np.ndarray,
+    index: np.ndarray,
+    said: np.ndarray,
+    size: np.ndarray,
+    flips: Sequence[Flip],
+    evaluated: Sequence[int],
+) -> tuple[ModeTable, np.ndarray]:
+    """The modes, and pixels that each mask gives each class in each region, ``[N, C, U]``; void ones are in none."""
+    modes = flip_modes(said, size > 0, flips)
+    classes, regions = 1 + max(int(labels.max()), int(modes.table.max()), *evaluated), len(size)
+    counts = np.empty((len(labels), classes, regions))
+    for n, mask in enumerate(labels):
+        pairs = np.bincount(mask.astype(np.int64) * (regions + 1) + index, minlength=classes * (regions + 1))
+        counts[n] = pairs.reshape(classes, regions + 1)[:, :regions]
+    return modes, counts
+
+
 def _score(
     labels: np.ndarray,
     weights: np.ndarray,
@@ -85,9 +112,8 @@ def _score(
     absent: Absent,
     strata: int,
 ) -> ModeScores:
-    modes = flip_modes(said, size > 0, flips)
-    classes = 1 + max(int(labels.max()), int(modes.table.max()), *evaluated)
-    counts = _counts(labels, index, len(size), classes)
+    modes, counts = _among(labels, index, said, size, flips, evaluated)
+    classes = counts.shape[1]
     iou = _iou(counts, modes.table, size, evaluated, absent)  # [N, D]
     nearest = iou >= iou.max(1, keepdims=True) - _TIE
     nearest = nearest / nearest.sum(1, keepdims=True)  # several as near as the nearest: in equal parts
@@ -110,15 +136,6 @@ def _score(
         nearest=by_expert(nearest),
         iou=by_expert(iou),
     )
-
-
-def _counts(labels: np.ndarray, index: np.ndarray, regions: int, classes: int) -> np.ndarray:
-    """Pixels that each mask gives each class in each region, ``[N, C, U]``; void pixels are in none."""
-    counts = np.empty((len(labels), classes, regions))
-    for n, mask in enumerate(labels):
-        pairs = np.bincount(mask.astype(np.int64) * (regions + 1) + index, minlength=classes * (regions + 1))
-        counts[n] = pairs.reshape(classes, regions + 1)[:, :regions]
-    return counts
 
 
 def _iou(
@@ -187,10 +204,11 @@ def summarise_modes(
             for key in settings
         },
     }
-    if parts[0].nearest is not None and all(weights is not None for weights in expert_weights):
-        nearest = np.mean([part.nearest for part in parts], 0)
-        iou = np.mean([part.iou for part in parts], 0)
-        found |= _match(nearest, iou, np.mean(expert_weights, 0), truth)
+    experts = [(part.nearest, part.iou) for part in parts if part.nearest is not None and part.iou is not None]
+    weights = [weights for weights in expert_weights if weights is not None]
+    if len(experts) == len(weights) == len(parts):
+        nearest, iou = (np.mean(values, 0) for values in zip(*experts, strict=True))
+        found |= _match(nearest, iou, np.mean(weights, 0), truth)
     return found
 
 

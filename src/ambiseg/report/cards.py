@@ -28,7 +28,7 @@ _SCORES = {
 
 def galleries(gallery: Gallery, results: Results, key: str) -> str:
     """All chosen cases. A case that is of two kinds is drawn once, and linked from the other."""
-    colours = pictures.class_colours(results.classes, results.evaluated)
+    colours = pictures.class_colours(results.classes, results.evaluated, results.flipped)
     drawn: dict[str, tuple[str, str]] = {}
     parts = [_legend(results, colours)]
     for kind, (title, text) in GALLERIES.items():
