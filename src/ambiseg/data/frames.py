@@ -37,7 +37,10 @@ class Ids:
     """
 
     def __init__(self, meaning: Mapping[int, int | None]) -> None:
-        self.known = sorted(meaning)
+        starts = [i for i in sorted(meaning) if i - 1 not in meaning]
+        ends = [i for i in sorted(meaning) if i + 1 not in meaning]
+        spans = (str(a) if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True))
+        self.known = " and ".join(spans)
         self._table = np.full(65536, _UNKNOWN, np.uint16)
         for number, label in meaning.items():
             self._table[number] = _NOWHERE if label is None else label
@@ -49,8 +52,7 @@ class Ids:
         large = numbers > 65535 if numbers.dtype.itemsize > 2 else np.zeros((), bool)
         found = self._table[np.where(large, 65535, numbers).astype(np.uint16)]
         if (wrong := (found == _UNKNOWN) | large).any():
-            numbered = f"{self.known[0]} to {self.known[-1]}"
-            raise DataError(f"{path}: expected ids of the classes, {numbered}, found {int(numbers[wrong][0])}")
+            raise DataError(f"{path}: expected ids of the classes, {self.known}, found {int(numbers[wrong][0])}")
         void = found == _NOWHERE
         return np.where(void, 0, found).astype(np.uint8), void
 

@@ -90,8 +90,13 @@ def heat(values: np.ndarray, top: float) -> np.ndarray:
 
 
 def outlines(masks: Sequence[np.ndarray], colours: Sequence[str], width: int = 2) -> np.ndarray:
-    """``[h, w, 4]`` bytes to lay over an image: each mask's edges. Shared edges are dashed in all their colours."""
+    """``[h, w, 4]`` bytes to lay over an image: each mask's edges. Shared edges are dashed in all their colours.
+
+    Masks that differ in their classes alone have the same edges everywhere: these are white.
+    """
     edges = np.stack([_edges(scaled(labels, LARGE), width) for labels in masks])
+    if len(masks) > 1 and (edges == edges[0]).all():
+        edges, colours = edges[:1], ("#ffffff",)
     owners = edges.sum(0)
     y, x = np.nonzero(owners)
     nth = ((x + y) // 8) % owners[y, x]  # whose turn it is along the line
