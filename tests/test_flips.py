@@ -20,6 +20,7 @@ from ambiseg.data.intensity import Intensity
 from ambiseg.data.store import Store
 from ambiseg.masks import MaskDistribution
 from ambiseg.methods.mose import MoSE
+from ambiseg.overlap import ce_cost
 from ambiseg.regions import partition
 from tests.cases import Listed, random_cases
 
@@ -182,3 +183,26 @@ def test_bad_tables_are_named(table, expected):
     with pytest.raises(DataError, match=f"flips: .*{expected}") as caught:
         Flips(random_cases(1, readers=1), table)
     assert "\n" not in str(caught.value)
+
+
+def test_classes_may_weigh_differently():
+    """Against PyTorch's own weighted cross-entropy, one pair after the other; void and absent modes as ever."""
+    cases = Flips(one_map(3, (12, 10), count=3), TABLE)
+    batch = Loader(cases, Intensity(), Window(None))[Ticket((0, 1, 2), 0)]
+    C, annotations = len(cases.classes), batch.annotations
+    logits, weights = torch.randn(3, 4, C, 12, 10), torch.rand(C) + 0.1
+    found = ce_cost(logits, annotations, regions=batch.regions, class_weights=weights)
+    assert annotations.valid is not None
+    for b, n, m in itertools.product(range(3), range(4), range(annotations.count)):
+        if annotations.mass[b, m] > 0:
+            target = torch.where(annotations.valid[b], annotations.labels[b, m].long(), -100)
+            expected = torch.nn.functional.cross_entropy(logits[b, n][None], target[None], weights)
+            assert found[b, n, m].item() == pytest.approx(expected.item(), rel=1e-4)
+    options: dict[str, Any] = {"in_channels": 2, "classes": C, "backbone": "unet-light", "cost": "ce"}
+    model = MoSE(**options, class_weights=weights.tolist())
+    assert "class_weights" not in model.state_dict()
+    loss = [m.loss(batch.images, annotations, regions=batch.regions)["total"] for m in (model, MoSE(**options))]
+    assert all(value.isfinite() for value in loss)
+    for wrong in ({"class_weights": [1.0]}, {"class_weights": [0.0] * C}, {"class_weights": [1.0] * C, "cost": "iou"}):
+        with pytest.raises(ValueError, match="class_weights: expected"):
+            MoSE(**{**options, **wrong})
