@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -51,6 +52,7 @@ class Flips(Cases):
         self.title = title or f"{cases.title}, {2 ** len(self.flips)} modes"
         self.channels, self.intensity = cases.channels, cases.intensity
         self.names, self.patients, self.declared = cases.names, cases.patients, cases.declared
+        self.patients_known = cases.patients_known
 
     def __getitem__(self, index: int) -> Case:
         case = self.cases[index]
@@ -59,6 +61,12 @@ class Flips(Cases):
         void = np.zeros(len(case.table), bool) if case.void is None else case.void
         modes = flip_modes(np.where(void, 0, case.table[:, 0]), ~void, self.flips)
         return replace(case, table=modes.table, readers=modes.names, weights=modes.weights)
+
+    def origin(self, index: int) -> dict[str, Any]:
+        return self.cases.origin(index)
+
+    def about(self) -> dict[str, Any]:
+        return self.cases.about()
 
     def state(self) -> str:
         return digest("flips", self.cases.state(), self._said())
