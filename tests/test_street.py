@@ -344,5 +344,5 @@ def test_the_real_camvid():
     assert set(counts) == {32}  # all five classes are in every test frame
     assert {len(module.cases[i].readers) for i in module.indices("train")[:40]} <= {2, 4, 8, 16, 32}
     batch = next(iter(module.train_dataloader()))
-    assert batch.annotations.count == 32
+    assert batch.annotations.count in (8, 16, 32)
     assert batch.images.abs().max() <= 2
