@@ -257,6 +257,7 @@ def test_camvid_from_one_file(tmp_path):
     assert set(np.unique(case.labels)) <= set(range(16))
     flipped = CamVid(tmp_path / "frames.npz", flips={"sky": ["sky2", "1/3"]})
     assert flipped.title == "CamVid, 2 modes"
+    assert CamVid(tmp_path / "frames.npz", size=(12, 16))[0].size == (12, 16)
     assert flipped[0].mass.tolist() == pytest.approx([2 / 3, 1 / 3])
 
 

@@ -13,7 +13,7 @@ from ambiseg.data.arrays import load_npz
 from ambiseg.data.base import Case, Cases, DataError, digest
 from ambiseg.data.flips import Flips, FlipTable
 from ambiseg.data.folder import Folder
-from ambiseg.data.frames import Frame, Frames, Ids
+from ambiseg.data.frames import Frame, Frames, Ids, averaged, nearest
 from ambiseg.data.intensity import Intensity
 
 CLASSES = (*("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist"),)
@@ -41,7 +41,7 @@ class CamVid(Flips):
         root: an .npz with ``train_image [N, H, W, 3]``, ``train_label [N, H, W]``, ``train_name`` and the same of
             ``val`` and ``test``; a folder with ``train/``, ``trainannot/``, ``val/`` …, a PNG of the same name in
             each; or a folder as :class:`~ambiseg.data.folder.Folder` has them, with one reader.
-        size: height and width that frames are brought to, for ``train/`` and ``trainannot/``.
+        size: height and width that frames are brought to, of the first two; ``None`` leaves them as they are.
         flips: {class: (new class, probability)} instead of the five of the paper.
     """
 
@@ -52,22 +52,24 @@ class CamVid(Flips):
         flips: FlipTable | None = None,
     ) -> None:
         path = Path(root)
+        shape = None if size is None else (int(size[0]), int(size[1]))
         annotated = [part for part in _PARTS if (path / part).is_dir() and (path / f"{part}annot").is_dir()]
         if annotated:
-            shape = None if size is None else (size[0], size[1])
             frames = _declared([frame for part in annotated for frame in _frames(path, part)])
             cases: Cases = Frames(frames, title="CamVid", classes=CLASSES, ids=_ids, size=shape)
+        elif not path.is_dir():
+            cases = _Film(path, shape)
         elif size is not None:
-            raise DataError(f"{path}: size is for folders with train/ and trainannot/, found other data")
+            raise DataError(f"{path}: size is for an .npz or a folder with train/ and trainannot/, found other data")
         else:
-            cases = Folder(path, classes=CLASSES, void=VOID, labels="ids") if path.is_dir() else _Film(path)
+            cases = Folder(path, classes=CLASSES, void=VOID, labels="ids")
         super().__init__(cases, FLIPS if flips is None else flips, "CamVid, 32 modes" if flips is None else None)
 
 
 class _Film(Cases):
     """The arrays of one .npz."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, size: tuple[int, int] | None) -> None:
         self._path = path
         arrays = load_npz(
             path, ("train_image",), [f"{p}_{what}" for p in _PARTS for what in ("image", "label", "name")]
@@ -90,6 +92,7 @@ class _Film(Cases):
         if len({image.shape[1:] for image in images}) > 1:
             raise DataError(f"{path}: expected frames of one size, found {' and '.join(str(i.shape) for i in images)}")
         self._images, self._labels = np.concatenate(images), np.concatenate(labels)
+        self._size = self._images.shape[1:3] if size is None else size
         self.names, self.patients, self.declared = (
             [getattr(f, key) for f in frames] for key in ("name", "patient", "part")
         )
@@ -100,9 +103,10 @@ class _Film(Cases):
         self.intensity = Intensity.for_dtype(np.dtype(np.uint8))
 
     def __getitem__(self, index: int) -> Case:
-        labels, void = _ids(self._labels[index], Path(f"{self._path}: {self.names[index]}"))
+        path = Path(f"{self._path}: {self.names[index]}")
+        labels, void = _ids(nearest(self._labels[index], self._size, path), path)
         return Case.of(
-            np.ascontiguousarray(np.moveaxis(self._images[index], -1, 0)),
+            averaged(np.moveaxis(self._images[index], -1, 0), self._size, path),
             labels[None],
             name=self.names[index],
             patient=self.patients[index],
@@ -112,7 +116,7 @@ class _Film(Cases):
 
     def state(self) -> str:
         about = self._path.stat()
-        return digest("camvid", f"{self._path.resolve()} {about.st_size} {about.st_mtime_ns}")
+        return digest("camvid", f"{self._path.resolve()} {about.st_size} {about.st_mtime_ns} {self._size}")
 
 
 def sequence(name: str) -> str:
