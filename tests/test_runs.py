@@ -375,5 +375,5 @@ def test_recipes_parse_and_build():
     assert "demo" in recipes()
     for name in recipes():
         config = parse([], name)
-        build_model(config.model, 1, 2)
+        build_model(config.model, 1, len(config.model.class_weights or "ab"))
         assert main(["train", name, "--print_config"]) == 0

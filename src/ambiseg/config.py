@@ -56,6 +56,7 @@ class ModelConfig:
         samples: S, samples of each expert in training.
         latent: L, the dimension of an expert's Gaussian.
         cost: of a pair of masks: iou or ce.
+        class_weights: of pixels by their class, for ce, one a class; nothing is equal.
         beta: weight of the KL term.
         solver: greedy as in the paper, or exact.
         kl: the paper's KL term, or scaled as in the released code.
@@ -79,6 +80,7 @@ class ModelConfig:
     samples: int = 4
     latent: int = 1
     cost: Literal["iou", "ce"] = "iou"
+    class_weights: list[float] | None = None
     beta: float = 1.0
     solver: Literal["greedy", "exact"] = "greedy"
     kl: Literal["paper", "released"] = "paper"

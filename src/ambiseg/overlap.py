@@ -180,10 +180,19 @@ def iou_cost(
         return iou_from_sums(regions.sum(samples), said, regions, smooth)
 
 
-def ce_cost(logits: Tensor, annotations: Masks, *, probs: bool = False, regions: Regions | None = None) -> Tensor:
+def ce_cost(
+    logits: Tensor,
+    annotations: Masks,
+    *,
+    probs: bool = False,
+    regions: Regions | None = None,
+    class_weights: Tensor | None = None,
+) -> Tensor:
     """Cross-entropy cost of every sample against every annotation, mean over valid pixels, differentiable:
 
         cost[n, m] = −mean_p log s_n[y_m[p], p],   s = softmax(logits).
+
+    With ``class_weights [C]`` the mean is weighted by w[y_m[p]], so that rare classes are not lost among large ones.
 
     Equal to that definition to rounding, but computed through :mod:`ambiseg.regions`: its price does not grow with M.
 
@@ -199,7 +208,7 @@ def ce_cost(logits: Tensor, annotations: Masks, *, probs: bool = False, regions:
         log_probs = logits.clamp_min(torch.finfo(logits.dtype).tiny).log() if probs else logits.log_softmax(2)
         log_probs = log_probs.clamp_min(-1e30)  # a class ruled out by −∞ must not turn 0 · ∞ into nan
         said = regions.one_hot(logits.shape[2], log_probs.dtype)
-        return ce_from_sums(regions.sum(log_probs.flatten(3)), said, regions)
+        return ce_from_sums(regions.sum(log_probs.flatten(3)), said, regions, class_weights)
 
 
 def iou_from_sums(sums: Tensor, said: Tensor, regions: Regions, smooth: float = 1.0) -> Tensor:
@@ -213,10 +222,15 @@ def iou_from_sums(sums: Tensor, said: Tensor, regions: Regions, smooth: float = 
     return 1 - ((intersection + smooth) / (union + smooth)).mean(3)
 
 
-def ce_from_sums(sums: Tensor, said: Tensor, regions: Regions) -> Tensor:
+def ce_from_sums(sums: Tensor, said: Tensor, regions: Regions, class_weights: Tensor | None = None) -> Tensor:
     """:func:`ce_cost` from what it needs of the samples: log-probabilities summed over regions, as above."""
-    pixels = regions.size.sum(1).clamp_min(1).to(sums.dtype)
-    return -torch.einsum("bncu,bmcu->bnm", sums, said) / pixels[:, None, None]
+    if class_weights is None:
+        pixels = regions.size.sum(1).clamp_min(1).to(sums.dtype)[:, None]
+    else:
+        said = said * class_weights.to(said)[:, None]
+        pixels = torch.einsum("bmcu,bu->bm", said, regions.size.to(sums.dtype))
+        pixels = torch.where(pixels > 0, pixels, 1)  # an image without a valid pixel, or with none that weighs
+    return -torch.einsum("bncu,bmcu->bnm", sums, said) / pixels[:, None]
 
 
 COSTS: dict[str, Cost] = {"iou": iou_cost, "ce": ce_cost}

@@ -8,13 +8,15 @@ no longer grow with M.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ambiseg.masks import Masks, as_masks, exact
+from ambiseg.masks import MaskDistribution, Masks, as_masks, exact
 
 # Up to this many regions a matrix product with their one-hot map adds faster on the CPU than one pixel after another.
 _FEW = 64
@@ -60,6 +62,77 @@ class Regions:
     def one_hot(self, classes: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """``[B, M, C, U]``: 1 where annotator m gave region u class c."""
         return torch.nn.functional.one_hot(self.labels, classes).movedim(-1, 2).to(dtype)
+
+
+class RegionMasks(MaskDistribution):
+    """Annotations that are known by their regions: M masks take the memory of one.
+
+        labels[b, m, p] = regions.labels[b, m, regions.index[b, p]]
+
+    Costs, losses and marginals need the regions only. Whoever asks for ``labels`` gets all M maps, written out once.
+
+    >>> readers = partition(torch.tensor([[[[0, 1, 1]], [[0, 0, 1]]]]), classes=2)
+    >>> masks = RegionMasks.of(readers, (1, 3))
+    >>> masks, masks.marginal_probs(2)[0, 1].tolist(), "labels" in vars(masks)
+    (MaskDistribution(1 image of 1×3, 2 masks, equal weights), [[0.0, 0.5, 1.0]], False)
+    >>> masks.labels.tolist()
+    [[[[0, 1, 1]], [[0, 0, 1]]]]
+    """
+
+    regions: Regions | None = None  # of masks that were made from labels
+    dtype: torch.dtype  # of labels
+    _size: torch.Size
+
+    @staticmethod
+    def of(
+        regions: Regions,
+        spatial: Sequence[int],
+        weights: Tensor | None = None,
+        valid: Tensor | None = None,
+        dtype: torch.dtype = torch.uint8,
+    ) -> RegionMasks:
+        """From the regions of images of size ``spatial``; their void pixels are those that ``valid`` says are."""
+        made = object.__new__(RegionMasks)
+        parts = {"regions": regions, "weights": weights, "valid": valid, "marginal": None}
+        vars(made).update(parts, _size=torch.Size(spatial), dtype=dtype)
+        return made
+
+    @cached_property
+    def labels(self) -> Tensor:  # type: ignore[override]
+        """``[B, M, *spatial]``, 0 at void pixels."""
+        assert self.regions is not None
+        said = torch.nn.functional.pad(self.regions.labels.to(self.dtype), (0, 1))
+        index = self.regions.index[:, None].expand(-1, said.shape[1], -1)
+        return said.gather(2, index).view(*said.shape[:2], *self._size)
+
+    def __len__(self) -> int:
+        return len(self.labels) if self.regions is None else len(self.regions.index)
+
+    @property
+    def count(self) -> int:
+        return self.labels.shape[1] if self.regions is None else self.regions.labels.shape[1]
+
+    @property
+    def spatial(self) -> torch.Size:
+        return self.labels.shape[2:] if self.regions is None else self._size
+
+    @property
+    def device(self) -> torch.device:
+        return self.labels.device if self.regions is None else self.regions.index.device
+
+    @property
+    def mass(self) -> Tensor:
+        if self.weights is not None:
+            return self.weights
+        return torch.full((len(self), self.count), 1 / self.count, device=self.device)
+
+    def marginal_probs(self, classes: int) -> Tensor:
+        if self.regions is None or self.marginal is not None:
+            return super().marginal_probs(classes)
+        mass = self.mass
+        probs = (mass[:, :, None, None] * self.regions.one_hot(classes, mass.dtype)).sum(1)
+        probs = torch.nn.functional.pad(probs, (0, 1))  # nothing at void pixels
+        return probs.gather(2, self.regions.index[:, None].expand(-1, classes, -1)).view(-1, classes, *self._size)
 
 
 def add_rows(sums: Tensor, index: Tensor, rows: Tensor) -> None:

@@ -221,5 +221,6 @@ def _open(arguments: argparse.Namespace):
             known = ", ".join(sorted(set(DATASETS) - NEEDS_ROOT))
             raise DataError(f"{root}: expected {known} or an existing folder, found neither")
         kinds = {(Path(root) / "store.json").is_file(): "store", Path(root).suffix == ".npz": "arrays"}
+        kinds |= {(Path(root) / "leftImg8bit").is_dir(): "cityscapes", (Path(root) / "trainannot").is_dir(): "camvid"}
         name = kinds.get(True, "folder")
     return open_cases(DataConfig(name=name, root=root, options=options))

@@ -167,6 +167,8 @@ def show(found: Evaluation, console: Console) -> None:
     _show_buckets(found, console)
     if found.experts is not None:
         _show_experts(found, console)
+    if found.modes is not None:
+        _show_modes(found.modes, console)
 
 
 def _show_averages(found: Evaluation, console: Console) -> None:
@@ -226,6 +228,21 @@ def _show_experts(found: Evaluation, console: Console) -> None:
     by = ", and by how many readers drew anything" if shown else ""
     console.print(f"use of the experts{by}", style="bold")
     console.print(table)
+    console.print()
+
+
+def _show_modes(modes: dict[str, Any], console: Console) -> None:
+    table = _table("class", "becomes", "truth", "predicted")
+    for flip in modes["flips"]:
+        table.add_row(flip["class"], flip["to"], _number(flip["truth"]), _number(flip["predicted"]))
+    console.print(f"share of flipped pixels, {modes['setting'].replace('-', ' ')}", style="bold")
+    console.print(table)
+    text = f"{100 * modes['distance']:.0f} % of the probability is with the wrong of {len(modes['names'])} modes"
+    if modes.get("found") is not None:
+        text += f"; {modes['found']} of them are what some expert draws most often"
+    if modes.get("correlation") is not None:
+        text += f"; weights of experts and probabilities of their modes: r = {modes['correlation']:.2f}"
+    console.print(text, soft_wrap=True)
     console.print()
 
 

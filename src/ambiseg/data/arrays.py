@@ -80,7 +80,8 @@ class Arrays(Cases):
             raise DataError(f"{self._path}: case {self.names[of]!r}: expected {expected}, found {beyond[0]}")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def load_npz(path: Path, needed: Sequence[str], wanted: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """The arrays ``needed`` and those of ``wanted`` that are there; :class:`DataError` names the file."""
     if not path.is_file():
         raise DataError(f"{path}: expected an .npz file, found {'a folder' if path.is_dir() else 'no such file'}")
     try:
@@ -88,14 +89,18 @@ def _read(path: Path) -> dict[str, Any]:
             file = np.load(handle, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise DataError(f"{path}: expected an .npz file of several arrays, found a single array")
-            if missing := [key for key in ("image", "masks") if key not in file.files]:
-                raise DataError(f"{path}: expected the arrays image and masks, found no {missing[0]}")
-            arrays: dict[str, Any] = {key: file[key] for key in ("image", "masks")}
-            texts = {key: file[key] for key in ("name", "patient", "split") if key in file.files}
+            if missing := [key for key in needed if key not in file.files]:
+                raise DataError(f"{path}: expected the arrays {' and '.join(needed)}, found no {missing[0]}")
+            return {key: file[key] for key in dict.fromkeys((*needed, *wanted)) if key in file.files}
     except DataError:
         raise
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: expected an .npz file of plain arrays, found {error}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    arrays: dict[str, Any] = load_npz(path, ("image", "masks"), ("name", "patient", "split"))
+    texts = {key: arrays.pop(key) for key in ("name", "patient", "split") if key in arrays}
     image, masks = arrays["image"], arrays["masks"]
     fits = image.ndim in (3, 4) and masks.ndim == 4 and len(image) == len(masks) > 0
     if not fits or image.shape[1:3] != masks.shape[2:] or not masks.shape[1]:

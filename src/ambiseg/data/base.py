@@ -136,6 +136,15 @@ def smallest_unsigned(count: int) -> np.dtype:
     return np.min_scalar_type(max(int(count) - 1, 0))
 
 
+@dataclass(frozen=True)
+class Flip:
+    """A class that is another class in some of an image's modes: all its pixels at once, independent of other flips."""
+
+    source: int
+    target: int
+    probability: float
+
+
 class Cases(ABC):
     """A data set: its cases by number, and what is known of all of them without reading a pixel.
 
@@ -150,6 +159,7 @@ class Cases(ABC):
         names, patients: one of each per case.
         declared: the split that the data's owner gave each case; ``None`` when there is none.
         patients_known: False where the source does not tell which cases are of one patient.
+        flips: what makes the modes of data whose modes are known; see :class:`~ambiseg.data.flips.Flips`.
     """
 
     title: str
@@ -161,6 +171,7 @@ class Cases(ABC):
     patients: Sequence[str]
     declared: Sequence[str] | None = None
     patients_known: bool = True
+    flips: tuple[Flip, ...] = ()
 
     @abstractmethod
     def __getitem__(self, index: int) -> Case:

@@ -16,7 +16,7 @@ from ambiseg.data.augment import Augment
 from ambiseg.data.base import Case, Cases, DataError
 from ambiseg.data.intensity import Intensity
 from ambiseg.masks import MaskDistribution
-from ambiseg.regions import Regions
+from ambiseg.regions import RegionMasks, Regions
 
 Outside = Literal["reflect", "void"]
 Which = Literal["all", "random", "once"] | int
@@ -29,7 +29,8 @@ class Batch:
 
     Attributes:
         images: ``[B, C, H, W]`` float32.
-        annotations: M masks an image; absent readers have weight 0, void pixels are in ``valid``.
+        annotations: M masks an image; absent readers have weight 0, void pixels are in ``valid``. Labels are written
+            out when they are asked for, which training does not.
         regions: the annotations' partition, as :func:`ambiseg.regions.partition` would make it, up to order.
         names, patients: B of each.
     """
@@ -53,14 +54,14 @@ class Batch:
 
     def _map(self, move) -> Batch:
         masks, regions = self.annotations, self.regions
-        return replace(
-            self,
-            images=move(self.images),
-            annotations=MaskDistribution(
-                *(None if x is None else move(x) for x in (masks.labels, masks.weights, masks.valid, masks.marginal))  # type: ignore[arg-type]
-            ),
-            regions=Regions(move(regions.index), move(regions.labels), move(regions.size)),
-        )
+        regions = Regions(move(regions.index), move(regions.labels), move(regions.size))
+        weights, valid = (None if x is None else move(x) for x in (masks.weights, masks.valid))
+        if isinstance(masks, RegionMasks):
+            masks = RegionMasks.of(regions, masks.spatial, weights, valid, masks.dtype)
+        else:
+            marginal = None if masks.marginal is None else move(masks.marginal)
+            masks = MaskDistribution(move(masks.labels), weights, valid, marginal)
+        return replace(self, images=move(self.images), annotations=masks, regions=regions)
 
 
 @dataclass(frozen=True)
@@ -274,17 +275,18 @@ def _assemble(cases: Sequence[Case], images: Tensor, codes: Tensor) -> Batch:
     index = codes.flatten(1).long()
     said = torch.from_numpy(table.astype(np.int64 if widest.itemsize > 2 else widest, copy=False))
     image = torch.arange(B)[:, None]
-    labels = said[image, index].transpose(1, 2).reshape(B, M, *codes.shape[1:]).contiguous()
     hidden = torch.from_numpy(void)[image, index]
     anywhere = bool(hidden.any())
     equal = bool((weights == weights[:, :1]).all())
-    annotations = MaskDistribution(
-        labels,
-        weights=None if equal else torch.from_numpy(weights),
-        valid=~hidden.view(codes.shape) if anywhere else None,
-    )
     if anywhere:
         index = torch.where(hidden, U, index)
     size = torch.zeros(B, U + 1, dtype=torch.long).scatter_add_(1, index, torch.ones_like(index))
     regions = Regions(index, said[:, :U].transpose(1, 2).long().contiguous(), size[:, :U].contiguous())
+    annotations = RegionMasks.of(
+        regions,
+        codes.shape[1:],
+        weights=None if equal else torch.from_numpy(weights),
+        valid=~hidden.view(codes.shape) if anywhere else None,
+        dtype=said.dtype,
+    )
     return Batch(images, annotations, regions, tuple(c.name for c in cases), tuple(c.patient for c in cases))

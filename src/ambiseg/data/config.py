@@ -12,6 +12,9 @@ from ambiseg.data.arrays import Arrays
 from ambiseg.data.augment import Augment
 from ambiseg.data.base import Cases, DataError
 from ambiseg.data.batching import Outside, Which
+from ambiseg.data.camvid import CamVid
+from ambiseg.data.cityscapes import Cityscapes
+from ambiseg.data.flips import Flips
 from ambiseg.data.folder import Folder
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.nodules import Nodules
@@ -25,9 +28,11 @@ DATASETS: dict[str, type[Cases]] = {
     "folder": Folder,
     "arrays": Arrays,
     "store": Store,
+    "cityscapes": Cityscapes,
+    "camvid": CamVid,
 }
 
-NEEDS_ROOT = {"folder", "arrays", "store"}
+NEEDS_ROOT = {"folder", "arrays", "store", "cityscapes", "camvid"}
 TEMPORARY = "temporary"
 
 
@@ -38,7 +43,9 @@ class DataConfig:
     Args:
         name: which data set, a key of ``DATASETS``.
         root: where it is, for data sets that are not part of the package.
-        options: further arguments of the data set, such as ``{"size": 128}`` for nodules.
+        options: further arguments of the data set, such as ``{"size": 128}`` for nodules. ``flips`` makes any data
+            of one class-id map an image ambiguous, see :class:`~ambiseg.data.flips.Flips`.
+        extra: a folder of another model's predictions that join the images as channels, for data sets that take them.
         split: ``declared`` (the owner's), ``hash`` (by patient), ``mose`` (as released with the paper, for LIDC), the
             path of a frozen split, or nothing: the owner's where the data have one, else by hash.
         fractions: shares of the patients, for ``hash``.
@@ -61,6 +68,7 @@ class DataConfig:
     name: str = "nodules"
     root: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    extra: str | None = None
     split: str | None = None
     fractions: dict[str, float] = field(default_factory=lambda: {"train": 0.7, "val": 0.1, "test": 0.2})
     split_seed: int = 0
@@ -99,10 +107,13 @@ def open_cases(config: DataConfig) -> Cases:
         raise DataError(f"data.root: expected the folder of the {config.name} data, found nothing")
     if not needs_root and config.root is not None:
         raise DataError(f"data.root: {config.name} is part of the package and takes no folder, found {config.root!r}")
-    if unknown := [key for key in config.options if key not in accepted or (needs_root and key == first)]:
+    options = {**config.options, **({} if config.extra is None else {"extra": config.extra})}
+    flips = None if "flips" in accepted else options.pop("flips", None)
+    if unknown := [key for key in options if key not in accepted or (needs_root and key == first)]:
         known = ", ".join(key for key in accepted if not (needs_root and key == first))
         raise DataError(f"data.options: expected some of {known or 'no options'}, found {unknown[0]!r}")
-    return dataset(*([config.root] if needs_root else []), **config.options)  # type: ignore[call-arg]
+    cases = dataset(*([config.root] if needs_root else []), **options)  # type: ignore[call-arg]
+    return cases if flips is None else Flips(cases, flips)
 
 
 def cached(cases: Cases, cache: str | None, progress: Progress | None = None) -> Cases:

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ambiseg.data.base import Case, Cases, DataError
+from ambiseg.data.base import Case, Cases, DataError, Flip
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.splits import combine
 from ambiseg.files import write_text
@@ -55,6 +55,7 @@ class Store(Cases):
         self.evaluated = tuple(header["evaluated"])
         self.channels: int = header["channels"]
         self.intensity = Intensity(**header["intensity"])
+        self.flips = tuple(Flip(**flip) for flip in header.get("flips", []))
         self.state_of_source: str = header["state"]
         self.patients_known: bool = header.get("patients_known", True)
         self.fingerprint: str | None = header.get("fingerprint")
@@ -194,6 +195,7 @@ def _write(cases: Cases, folder: Path, state: str, progress: Progress | None) ->
         "patients_known": cases.patients_known,
         "fingerprint": combine(digests),
         "about": cases.about(),
+        **({"flips": [asdict(flip) for flip in cases.flips]} if cases.flips else {}),
     }
     write_text(folder / "store.json", json.dumps(header, indent=1, ensure_ascii=False) + "\n")
     draft.unlink()

@@ -20,6 +20,7 @@ from ambiseg.data.base import DataError
 from ambiseg.data.config import DataConfig
 from ambiseg.data.progress import reporting
 from ambiseg.evaluation.files import evaluate_files
+from ambiseg.evaluation.modes import summarise_modes
 from ambiseg.evaluation.results import Evaluation, summarise
 from ambiseg.evaluation.scoring import FORMS, METRICS, Rules
 from ambiseg.metrics import PROTOCOLS
@@ -89,6 +90,7 @@ def evaluate(
     if tuple(module.cases.classes) != opened.card.classes:
         expected, found = (", ".join(names) for names in (opened.card.classes, module.cases.classes))
         raise ConfigError(f"{opened.folder}: expected the classes {expected}, found {found} in {module.cases.title}")
+    rules = replace(rules, flips=module.cases.flips)
     with reporting("evaluating", silent) as report:
         scoring = Scoring(model, rules, forms, samples, seed, threads, report)
         scored, settings = score(scoring, module, accelerator=accelerator, devices=devices, num_nodes=num_nodes)
@@ -106,6 +108,13 @@ def evaluate(
         batch_size=config.eval_batch_size,
         classes=list(opened.card.classes),
         evaluated=list(opened.card.evaluated),
+        modes=summarise_modes(
+            [one.modes for one in scored if one.modes],
+            [f"{form}-{samples}" for form, samples in settings],
+            rules.flips,
+            opened.card.classes,
+            [one.case["expert_weights"] for one in scored if one.modes],
+        ),
     )
 
 

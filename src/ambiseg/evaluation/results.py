@@ -70,6 +70,7 @@ class Evaluation:
         settings: averages of every form and number of samples.
         experts: mean weight of each expert, over all images and by bucket; ``None`` for methods without experts.
         cases: every image with its scores.
+        modes: of data of known modes, :func:`ambiseg.evaluation.modes.summarise_modes`; else ``None``.
     """
 
     run: str
@@ -89,6 +90,7 @@ class Evaluation:
     settings: list[Setting]
     experts: dict[str, Any] | None
     cases: list[CaseScores]
+    modes: dict[str, Any] | None = None
 
     def setting(self, form: str, samples: int) -> Setting:
         """The averages of one form and number of samples."""
@@ -140,6 +142,7 @@ class Evaluation:
         found = content.pop("format", None) if isinstance(content, dict) else type(content).__name__
         if found != _FORMAT:
             raise DataError(f"{os.fspath(path)}: expected an evaluation of format {_FORMAT}, found {found}")
+        content.setdefault("modes", None)
         names = [field.name for field in fields(Evaluation)]
         if missing := [name for name in names if name not in content]:
             raise DataError(f"{os.fspath(path)}: expected an evaluation with {missing[0]!r}, found none")

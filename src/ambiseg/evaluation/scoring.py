@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
 from ambiseg.config import ConfigError
+from ambiseg.data.base import Flip
 from ambiseg.data.batching import Batch, seed_of
+from ambiseg.evaluation.modes import ModeScores, score_modes
 from ambiseg.masks import MaskDistribution, exact
 from ambiseg.methods.base import Predictive
 from ambiseg.metrics import (
@@ -43,10 +45,11 @@ class CaseScores(TypedDict):
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """One image's scores, and its pixels binned by confidence, which pool over images."""
+    """One image's scores, its pixels binned by confidence, which pool over images, and its masks among known modes."""
 
     case: CaseScores
     curves: dict[str, ReliabilityCurve]
+    modes: dict[str, ModeScores] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,13 @@ class Rules:
         protocol: a key of ``PROTOCOLS``.
         evaluated: class ids that metrics look at.
         classes: C, how many there are.
+        flips: that make the modes, for data of known modes.
     """
 
     protocol: str
     evaluated: tuple[int, ...]
     classes: int
+    flips: tuple[Flip, ...] = ()
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
@@ -129,12 +134,18 @@ def score_batch(
     annotations = batch.annotations
     cases = _cases(annotations, batch.names, batch.patients, rules, getattr(predictive, "expert_weights", None))
     curves: list[dict[str, ReliabilityCurve]] = [{} for _ in cases]
+    modes: list[dict[str, ModeScores]] = [{} for _ in cases]
     for form, n in settings:
         generator = torch.Generator(annotations.device)
         generator.manual_seed(seed_of(seed, "evaluate", form, n, batch.names[0]))
         masks, strata = FORMS[form](predictive, n, generator)
-        _add(cases, curves, f"{form}-{masks.count}", masks, annotations, rules, strata)
-    return [Scored(case, curve) for case, curve in zip(cases, curves, strict=True)]
+        key = f"{form}-{masks.count}"
+        _add(cases, curves, key, masks, annotations, rules, strata)
+        if rules.flips:
+            found = score_modes(masks, batch.regions, rules.flips, rules.evaluated, rules.protocol, strata)
+            for own, one in zip(modes, found, strict=True):
+                own |= {} if one is None else {key: one}
+    return [Scored(*parts) for parts in zip(cases, curves, modes, strict=True)]
 
 
 def score_masks(

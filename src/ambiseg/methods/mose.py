@@ -48,6 +48,7 @@ class MoSE(Method):
             :class:`ambiseg.nn.features.Backbone`; :class:`ambiseg.nn.features.Adapter` makes one of any network.
             A module brings its own ``in_channels`` and levels.
         cost: ``iou``, ``ce``, or a callable (logits ``[B, N, C, H, W]``, annotations) -> ``[B, N, M]``.
+        class_weights: C weights of pixels by their class, for ``ce``; ``None`` is equal.
         beta: β, weight of the KL term.
         capacity: γ, how much annotation mass a sample may explain; 1 is no limit. Schedules pass their own to
             :meth:`loss`.
@@ -87,6 +88,7 @@ class MoSE(Method):
         backbone: str | Backbone = "unet",
         cost: str | Cost = "iou",
         *,
+        class_weights: Sequence[float] | None = None,
         beta: float = 1.0,
         capacity: float = 1.0,
         solver: Solver = "greedy",
@@ -119,6 +121,11 @@ class MoSE(Method):
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, found {value!r}")
         if classes < 2 or samples < 1:
             raise ValueError(f"expected at least 2 classes and 1 sample an expert, found {classes} and {samples}")
+        if class_weights is not None and (cost != "ce" or len(class_weights) != classes or not min(class_weights) > 0):
+            raise ValueError(f"class_weights: expected {classes} positive numbers and cost ce, found {class_weights}")
+        weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
+        self.register_buffer("class_weights", weights, persistent=False)  # a setting: checkpoints do not carry it
+        self.class_weights: Tensor | None
         self.classes, self.samples = classes, samples
         self.cost, self.beta, self.capacity = cost, beta, capacity
         self.solver: Solver = solver
@@ -243,13 +250,14 @@ class MoSE(Method):
             sums, modes = region_sums(*predictive._folded(latents), regions, log=self.cost == "ce", experts=experts)
             said = regions.one_hot(self.classes, sums.dtype)
             if self.cost == "ce":
-                cost = ce_from_sums(sums, said, regions)
+                cost = ce_from_sums(sums, said, regions, self.class_weights)
             else:
                 cost = iou_from_sums(sums[:, :, 1:], said[:, :, 1:], regions)
             return cost, None if modes is None else modes.unflatten(2, predictive.size)
         logits = predictive.logits(latents)
         if isinstance(self.cost, str):
-            cost = COSTS[self.cost](logits, annotations, regions=regions)
+            weighted = {} if self.class_weights is None else {"class_weights": self.class_weights}
+            cost = COSTS[self.cost](logits, annotations, regions=regions, **weighted)
         else:
             cost = self.cost(logits, annotations)
         if experts is None:

@@ -28,7 +28,7 @@ _SCORES = {
 
 def galleries(gallery: Gallery, results: Results, key: str) -> str:
     """All chosen cases. A case that is of two kinds is drawn once, and linked from the other."""
-    colours = pictures.class_colours(results.classes, results.evaluated)
+    colours = pictures.class_colours(results.classes, results.evaluated, results.flipped)
     drawn: dict[str, tuple[str, str]] = {}
     parts = [_legend(results, colours)]
     for kind, (title, text) in GALLERIES.items():
@@ -69,21 +69,29 @@ def _card(view: View, span: tuple[float, float], results: Results, colours: Sequ
     height, width = view.image.shape[1:]
     style = f"--image:url({image});--aspect:{width}/{height}"
     landscape = " landscape" if width > 1.4 * height else ""
+    modes = results.modes is not None
+    readers, experts = _readers(view, image, colours, modes), _experts(view, results, colours)
     return (
         f'<article class="case{landscape}" id="{place}" style="{style}" aria-labelledby="{place}-name">'
-        f'<header><h4 id="{place}-name">{escape(name)} <span>{_said(view)}</span></h4><p>{_scores(view, key)}</p>'
-        f'</header><div class="halves">{_readers(view, image, colours)}{_experts(view, results, colours)}</div>'
+        f'<header><h4 id="{place}-name">{escape(name)} <span>{_said(view, modes)}</span></h4>'
+        f"<p>{_scores(view, key)}</p>"
+        f'</header><div class="halves">{readers}{experts}</div>'
         "</article>"
     )
 
 
-def _readers(view: View, image: str, colours: Sequence[str]) -> str:
+def _readers(view: View, image: str, colours: Sequence[str], modes: bool) -> str:
     """The image, everybody's outlines, the different masks with their frequency, and where readers and model waver."""
     name, opinions = view.scored.name, view.opinions
     tones = list(reader_colours([str(i) for i in range(len(opinions))]).values())
     lines = pictures.outlines([o.labels for o in opinions], tones, 4)
     pair = _tile(image, f"{name}: the image", "image", photo=True)
-    pair += _tile(pictures.data_uri(lines), f"{name}: the image with the readers' outlines", "readers' outlines", True)
+    pair += _tile(
+        pictures.data_uri(lines),
+        f"{name}: the image with the readers' outlines",
+        "outlines" if modes else "readers' outlines",
+        True,
+    )
     shown = []
     for i, (opinion, tone) in enumerate(zip(opinions, tones, strict=True)):
         caption = f'<i class="swatch ring" style="border-color:{tone}"></i>{_share(view, i)}'
@@ -98,7 +106,8 @@ def _readers(view: View, image: str, colours: Sequence[str]) -> str:
         pair, maps = pair + maps, ""
     below = f'<div class="pair">{maps}</div>' if maps else ""
     row = f'<div class="row">{"".join(shown)}</div>{more}'
-    return f'<div class="readers"><h5>Readers</h5><div class="pair">{pair}</div>{row}{below}</div>'
+    title = "Modes" if modes else "Readers"
+    return f'<div class="readers"><h5>{title}</h5><div class="pair">{pair}</div>{row}{below}</div>'
 
 
 def _experts(view: View, results: Results, colours: Sequence[str]) -> str:
@@ -151,8 +160,10 @@ def _tile(source: str, alt: str, caption: str, over: bool = False, empty: bool =
     return f'<figure class="tile"><img{kind} src="{source}" alt="{escape(alt)}">{none}{text}</figure>'
 
 
-def _said(view: View) -> str:
+def _said(view: View, modes: bool) -> str:
     scored = view.scored
+    if modes:
+        return f"{scored.readers_total} modes"
     return f"{scored.readers} of {scored.readers_total} readers drew something"
 
 

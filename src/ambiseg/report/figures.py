@@ -364,12 +364,18 @@ def mode_experts(modes: Modes) -> Callable[[Figure], None]:
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        table = np.array(modes.experts, float)
+        table, names = np.array(modes.experts, float), modes.names
+        rows = list(range(len(table)))
+        if modes.matching:  # along the diagonal: modes by probability, experts by their modes, spare ones last
+            order = sorted(range(len(names)), key=lambda i: (-modes.probability[i], i))
+            rows = [k for k in (modes.matching[i] for i in order) if k is not None]
+            rows += [k for k in range(len(table)) if k not in rows]
+            table, names = table[np.ix_(rows, order)], [names[i] for i in order]
         shown = axes.imshow(table, vmin=0, vmax=1, cmap="viridis", aspect="auto", interpolation="nearest")
         axes.grid(visible=False)
-        axes.set_xticks(range(table.shape[1]), modes.names, rotation=90, size=8 if table.shape[1] <= 16 else 6)
+        axes.set_xticks(range(table.shape[1]), names, rotation=90, size=8 if table.shape[1] <= 16 else 6)
         step = max(1, len(table) // 12)
-        axes.set_yticks(range(0, len(table), step), [str(k + 1) for k in range(0, len(table), step)])
+        axes.set_yticks(range(0, len(table), step), [str(k + 1) for k in rows[::step]])
         axes.set_xlabel("mode")
         axes.set_ylabel("expert")
         bar = figure.colorbar(shown, ax=axes, pad=0.02)

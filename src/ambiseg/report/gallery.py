@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from ambiseg.masks import MaskDistribution
 from ambiseg.methods.base import Method, Predictive
 from ambiseg.methods.mose import MoSEPredictive
 from ambiseg.metrics import sample_diversity
+from ambiseg.report.modes import Paired, pair_up
 from ambiseg.report.pictures import LARGE
 from ambiseg.report.results import Results, Scored
 from ambiseg.runs import Run
@@ -76,6 +77,7 @@ class Gallery:
     views: Mapping[str, View]
     span: tuple[float, float]  # raw values from black to white, the same in all images
     attribution: str
+    paired: Mapping[str, Paired] = field(default_factory=dict)  # of data of known modes: some of the cases
 
 
 def choose(cases: Sequence[Scored], key: str, disagreement: Mapping[str, float], count: int) -> dict[str, list[str]]:
@@ -129,14 +131,18 @@ def gather(
     scored = {case.name: case for case in results.cases}
     names = list(dict.fromkeys(name for kind in chosen.values() for name in kind))
     model = run.model("last" if results.which == "last" else "best")
-    views, values = {}, []
+    views, values, paired = {}, [], {}
+    beside = [] if results.modes is None else [*chosen["best"][:1], *chosen["median"][:1]]
     for name in progress(names, len(names), "drawing", quiet):
         batch = loader.dataset[Ticket((place[name],), 0)]  # alone, so that its size is its own
         seed = seed_of(results.seed, "report", name)
         views[name] = look(model, batch, scored[name], samples, seed, run.card.intensity)
-        values.append(np.percentile(views[name].image, (0.5, 99.5)))
+        values.append(np.percentile(views[name].image[:3], (0.5, 99.5)))
+        if name in beside:
+            found = pair_up(model, batch, module.cases.flips, results.evaluated, results.protocol, seed)
+            paired |= {} if found is None else {name: found}
     span = (float(np.min(values, 0)[0]), float(np.max(values, 0)[1])) if values else (0.0, 1.0)
-    return Gallery(chosen, views, span, str(getattr(module.source, "attribution", "")))
+    return Gallery(chosen, views, span, str(getattr(module.source, "attribution", "")), paired)
 
 
 def _open(run: Run, changes: Mapping[str, Any], quiet: bool) -> DataModule:

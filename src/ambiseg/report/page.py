@@ -13,6 +13,7 @@ from pathlib import Path
 from ambiseg import config as configuration
 from ambiseg.metrics import PROTOCOLS
 from ambiseg.report import curves, figures
+from ambiseg.report import modes as known_modes
 from ambiseg.report.cards import galleries
 from ambiseg.report.figures import Made, make
 from ambiseg.report.gallery import Gallery
@@ -39,7 +40,7 @@ def page(run: Run, results: Results, gallery: Gallery | None, folder: Path | Non
         sections = {
             "result": ("Result", _result(results, headline, folder)),
             "experts": ("Experts" if results.experts else "Readers", _experts(results, headline, folder)),
-            "modes": ("Known modes", _modes(results, folder)),
+            "modes": ("Known modes", _modes(results, gallery, folder)),
             "cases": ("Cases", "" if gallery is None else galleries(gallery, results, headline.key)),
             "training": ("Training", _training(run, folder)),
             "configuration": ("Configuration", _configuration(run, results, gallery)),
@@ -220,22 +221,10 @@ def _experts(results: Results, headline: Setting, folder: Path | None) -> str:
     return f"{_plots(plots)}\n{buckets}\n{numbers}"
 
 
-def _modes(results: Results, folder: Path | None) -> str:
+def _modes(results: Results, gallery: Gallery | None, folder: Path | None) -> str:
     modes = results.modes
     if modes is None:
         return ""
-    text = "Share of predictions of each mode (dots) against its probability in the annotations (bars)."
-    plots = [make("modes", "Probabilities of the modes", text, figures.mode_ratio(modes), folder, figures.THIRD)]
-    if modes.flips:
-        text = "How often the pixels of each class are flipped: in the annotations (rings) and predicted (dots)."
-        plots.append(make("flips", "Class flips", text, figures.class_flips(modes), folder, figures.THIRD))
-    if modes.experts:
-        text = (
-            "Mean IoU of each expert's masks with each mode: an expert that has found a mode is bright in one column."
-        )
-        plots.append(
-            make("mode-experts", "Experts and modes", text, figures.mode_experts(modes), folder, figures.THIRD)
-        )
     cells = [
         (name, _number(p, 3), _number(q, 3))
         for name, p, q in zip(modes.names, modes.probability, modes.ratio, strict=False)
@@ -243,7 +232,9 @@ def _modes(results: Results, folder: Path | None) -> str:
     numbers = _table("Modes", ("mode", "in the annotations", "predicted"), cells)
     flips = [(flip.name, _number(flip.truth, 3), _number(flip.predicted, 3)) for flip in modes.flips]
     numbers += _table("Class flips", ("class", "in the annotations", "predicted"), flips) if flips else ""
-    return f"{_plots(plots)}\n{_folded('Numbers of these figures', numbers)}"
+    shown = "" if gallery is None else known_modes.pairs(gallery.paired, results)
+    plots = _plots(known_modes.figures_of(modes, folder))
+    return f"{known_modes.in_words(modes)}{plots}\n{_folded('Numbers of these figures', numbers)}\n{shown}"
 
 
 # -- training and configuration -------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from ambiseg.data.drawing import reader_colours
 from ambiseg.report import pictures
 from ambiseg.report.figures import save
 from ambiseg.report.gallery import Gallery, View
+from ambiseg.report.modes import Paired
 from ambiseg.report.results import Results
 
 _TILE, _GAP, _LABEL, _CAPTION = 0.85, 0.05, 0.75, 0.2  # inches
@@ -20,18 +21,23 @@ Tile = tuple[np.ndarray, str]  # pixels and what is written below
 
 def save_cases(gallery: Gallery, results: Results, folder: Path) -> None:
     """The first case of each kind as ``case-<kind>.png`` and ``.svg``."""
-    colours = pictures.class_colours(results.classes, results.evaluated)
+    colours = pictures.class_colours(results.classes, results.evaluated, results.flipped)
     for kind, names in gallery.chosen.items():
         if names:
             save(panel(gallery.views[names[0]], gallery.span, colours), f"case-{kind}", folder)
+    for name, paired in list(gallery.paired.items())[:1]:
+        save(_draw(_pair_rows(gallery.views[name], paired, gallery.span, colours)), "mode-pairs", folder)
 
 
 def panel(view: View, span: tuple[float, float], colours: Sequence[str]):
     """A figure of one case: image and annotations above, then a row for each expert, entropy last."""
+    return _draw(_rows(view, span, colours))
+
+
+def _draw(rows: Sequence[tuple[str, list[Tile]]]):
     from matplotlib.figure import Figure
 
-    rows = _rows(view, span, colours)
-    height, width = view.image.shape[1:]
+    height, width = rows[0][1][0][0].shape[:2]
     tall = _TILE * height / width
     columns = max(len(tiles) for _, tiles in rows)
     heights = [tall + _GAP + _CAPTION * any(text for _, text in tiles) for _, tiles in rows]
@@ -70,6 +76,20 @@ def _rows(view: View, span: tuple[float, float], colours: Sequence[str]) -> list
     top = math.log(2)
     maps = [(pictures.heat(view.disagreement, top), "readers"), (pictures.heat(view.entropy, top), "prediction")]
     return [*rows, ("entropy", maps)]
+
+
+def _pair_rows(
+    view: View, paired: Paired, span: tuple[float, float], colours: Sequence[str]
+) -> list[tuple[str, list[Tile]]]:
+    """The image, then the most likely modes, eight a row, each above the expert that is matched with it."""
+    rows: list[tuple[str, list[Tile]]] = [("image", [(pictures.photograph(view.image, span), "")])]
+    for start in range(0, min(len(paired.pairs), 16), 8):
+        pairs = paired.pairs[start : start + 8]
+        rows.append(
+            ("modes", [(pictures.mask(p.truth, colours, paired.valid), f"{100 * p.probability:.1f} %") for p in pairs])
+        )
+        rows.append(("experts", [(pictures.mask(p.mask, colours), f"{100 * p.weight:.1f} %") for p in pairs]))
+    return rows
 
 
 def _over(image: np.ndarray, lines: np.ndarray) -> np.ndarray:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import colorsys
 import io
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,21 +14,46 @@ from ambiseg.data.drawing import reader_colours
 
 LARGE, SMALL = 288, 144  # pixels of the longer side: images with fine lines over them, and everything else
 GROUND, VOID = "#0d1117", "#7d8590"
+_VIVID = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#6a3d9a", "#b15928", "#33a02c")
 # From nothing to log 2 nats, where two classes are evenly divided; lighter is more, in print as well
 HEAT = ("#0d1117", "#3b1260", "#8c2369", "#d8434e", "#f98e3c", "#fbe08a")
 
 
-def class_colours(classes: Sequence[str], evaluated: Sequence[int]) -> list[str]:
+def class_colours(
+    classes: Sequence[str], evaluated: Sequence[int], flipped: Sequence[tuple[int, int]] = ()
+) -> list[str]:
     """A colour for each class: white for the only one, else colours that can be told apart; the ground is dark.
+
+    A class that flips has a colour of its own and what it becomes a tint of it; then all others are muted.
 
     >>> class_colours(["ground", "nodule"], [1])
     ['#0d1117', '#ffffff']
+    >>> class_colours(["sky", "road", "road2"], [1, 2], [(1, 2)])
+    ['#666666', '#0072b2', '#8cc0dc']
     """
     if len(classes) == 2:
         return [GROUND, "#ffffff"]
-    shown = [i for i in range(len(classes)) if i or 0 in evaluated]
-    chosen = reader_colours([str(i) for i in shown])
+    if flipped:
+        sources = [source for source, _ in flipped]
+        vivid = dict(zip(sources, itertools.cycle(_VIVID), strict=False))
+        others = [i for i in range(len(classes)) if i not in {*vivid, *(target for _, target in flipped)}]
+        chosen = {str(i): _muted(number, len(others)) for number, i in enumerate(others)}
+        chosen |= {str(i): colour for i, colour in vivid.items()}
+        for source, target in flipped:
+            chosen.setdefault(str(target), _tint(vivid[source]))
+    else:
+        shown = [i for i in range(len(classes)) if i or 0 in evaluated]
+        chosen = reader_colours([str(i) for i in shown])
     return [chosen.get(str(i), GROUND) for i in range(len(classes))]
+
+
+def _tint(colour: str) -> str:
+    return "#" + "".join(f"{round(0.45 * part + 0.55 * 255):02x}" for part in rgb(colour))
+
+
+def _muted(number: int, count: int) -> str:
+    r, g, b = colorsys.hsv_to_rgb(number / count, 0.25 if count > 1 else 0, 0.4 + 0.25 * (number % 2))
+    return f"#{round(255 * r):02x}{round(255 * g):02x}{round(255 * b):02x}"
 
 
 def photograph(image: np.ndarray, span: tuple[float, float]) -> np.ndarray:
@@ -63,8 +90,13 @@ def heat(values: np.ndarray, top: float) -> np.ndarray:
 
 
 def outlines(masks: Sequence[np.ndarray], colours: Sequence[str], width: int = 2) -> np.ndarray:
-    """``[h, w, 4]`` bytes to lay over an image: each mask's edges. Shared edges are dashed in all their colours."""
+    """``[h, w, 4]`` bytes to lay over an image: each mask's edges. Shared edges are dashed in all their colours.
+
+    Masks that differ in their classes alone have the same edges everywhere: these are white.
+    """
     edges = np.stack([_edges(scaled(labels, LARGE), width) for labels in masks])
+    if len(masks) > 1 and (edges == edges[0]).all():
+        edges, colours = edges[:1], ("#ffffff",)
     owners = edges.sum(0)
     y, x = np.nonzero(owners)
     nth = ((x + y) // 8) % owners[y, x]  # whose turn it is along the line

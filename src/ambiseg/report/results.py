@@ -87,6 +87,7 @@ class Flip:
     name: str
     truth: float
     predicted: float
+    to: str = ""  # the other class
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,12 @@ class Modes:
         ratio: share of the predicted masks that are nearest to each.
         experts: ``[K][modes]`` mean IoU of each expert's masks with each mode.
         flips: of each class.
+        setting: the key of what was drawn.
+        matching: the expert of each mode, from 0; ``None`` where there is none.
+        weights: mean weight of each expert.
+        found: modes that some expert draws more often than any other.
+        correlation: of the probabilities of the modes and the weights of their experts.
+        distance: how much probability is with the wrong modes.
     """
 
     names: Sequence[str]
@@ -106,6 +113,12 @@ class Modes:
     ratio: Sequence[float]
     experts: Sequence[Sequence[float]]
     flips: Sequence[Flip]
+    setting: str = ""
+    matching: Sequence[int | None] = ()
+    weights: Sequence[float] = ()
+    found: int | None = None
+    correlation: float = math.nan
+    distance: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -171,6 +184,13 @@ class Results:
         return (wanted or [s for s in self.settings if s.form == "standard"] or [*self.settings])[0]
 
     @property
+    def flipped(self) -> list[tuple[int, int]]:
+        """Class ids that become each other in some modes."""
+        known = {name: i for i, name in enumerate(self.classes)}
+        flips = self.modes.flips if self.modes else ()
+        return [(known[f.name], known[f.to]) for f in flips if f.name in known and f.to in known]
+
+    @property
     def forms(self) -> dict[str, list[Setting]]:
         """Settings by their form, the smaller numbers of samples first."""
         found: dict[str, list[Setting]] = {}
@@ -207,15 +227,7 @@ def _results(content: dict[str, Any]) -> Results:
                 for b in sorted(experts["by_bucket"], key=lambda b: int(b["readers"]))
             ],
         ),
-        modes=None
-        if modes is None
-        else Modes(
-            [str(name) for name in modes["names"]],
-            _numbers(modes["probability"]),
-            _numbers(modes["ratio"]),
-            [_numbers(row) for row in modes["experts"]],
-            [Flip(str(f["class"]), _number(f["truth"]), _number(f["predicted"])) for f in modes["flips"]],
-        ),
+        modes=None if modes is None else _modes(modes),
         cases=[
             Scored(
                 str(c["name"]),
@@ -227,6 +239,26 @@ def _results(content: dict[str, Any]) -> Results:
             )
             for c in content["cases"]
         ],
+    )
+
+
+def _modes(content: dict[str, Any]) -> Modes:
+    found = content.get("found")
+    return Modes(
+        [str(name) for name in content["names"]],
+        _numbers(content["probability"]),
+        _numbers(content["ratio"]),
+        [_numbers(row) for row in content["experts"]],
+        [
+            Flip(str(f["class"]), _number(f["truth"]), _number(f["predicted"]), str(f.get("to", "")))
+            for f in content["flips"]
+        ],
+        setting=str(content.get("setting", "")),
+        matching=[None if k is None else int(k) for k in content.get("matching") or []],
+        weights=_numbers(content.get("weights") or []),
+        found=None if found is None else int(found),
+        correlation=_number(content.get("correlation")),
+        distance=_number(content.get("distance")),
     )
 
 
