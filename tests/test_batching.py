@@ -141,9 +141,9 @@ def test_a_batch_is_its_cases():
     for b, i in enumerate((3, 0, 5)):
         case, M = cases[i], cases[i].table.shape[1]
         assert torch.equal(batch.images[b], torch.from_numpy(case.image).float())
-        assert np.array_equal(batch.annotations.labels[b, :M], np.where(case.valid, case.labels, 0))  # nothing leaks
         assert batch.annotations.valid is not None
         assert case.valid is not None
+        assert np.array_equal(batch.annotations.labels[b, :M], np.where(case.valid, case.labels, 0))  # nothing leaks
         assert np.array_equal(batch.annotations.valid[b], case.valid)
         assert batch.annotations.weights is not None
         np.testing.assert_allclose(batch.annotations.weights[b, :M], case.mass)

@@ -207,9 +207,9 @@ def test_missing_files_and_recipes_are_named(tmp_path):
         (["train", "demo", "--model.expert", "8"], "--model.expert: no such setting; did you mean --model.experts?"),
         (["train", "--model.experts", "x", "demo"], "--model.experts: expected a whole number, found 'x'"),
         (["demo", "--trainer.epochs", "0"], "trainer.epochs: expected at least 1, found 0"),
-        (["train", "dmeo"], "recipe: expected one of demo, "),
-        (["train"], "train: expected a recipe (demo, "),
-        (["train", "demo", "--resume", "x"], "train: expected a recipe (demo, "),
+        (["train", "dmeo"], f"recipe: expected one of {', '.join(recipes())} "),
+        (["train"], f"train: expected a recipe ({', '.join(recipes())}, "),
+        (["train", "demo", "--resume", "x"], f"train: expected a recipe ({', '.join(recipes())}, "),
         (["train", "--resume", "nowhere"], "nowhere: expected the folder of a run, found no config.yaml in it"),
         (["train", "--resume", "a", "--out", "b"], "train: expected --resume RUN or --out DIR, found both"),
     ],
@@ -260,7 +260,10 @@ def test_settings_may_stand_anywhere():
 
 @pytest.mark.parametrize("name", recipes())
 def test_print_config_comes_back_as_it_was(name, tmp_path, capsys):
-    arguments = ["--data.intensity={low: 0, high: 255, mean: [1, 2]}", "--schedules.samples={values: [3]}"]
+    arguments = [
+        "--data.intensity={low: 0, high: 255, mean: [1, 2]}",
+        "--schedules.samples={kind: constant, values: [3]}",
+    ]
     assert main(["train", name, "--print_config", *arguments]) == 0
     (tmp_path / "again.yaml").write_text(capsys.readouterr().out)
     again = load_config(tmp_path / "again.yaml")

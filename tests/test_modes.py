@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ambiseg.config import parse
 from ambiseg.data.base import Case, Flip
 from ambiseg.data.batching import Loader, Ticket, Window
-from ambiseg.data.flips import Flips
+from ambiseg.data.flips import Flips, FlipTable
 from ambiseg.data.intensity import Intensity
 from ambiseg.evaluation import Evaluation, evaluate
 from ambiseg.evaluation.modes import score_modes, summarise_modes
@@ -30,7 +30,7 @@ from tests.street import camvid
 from tests.test_distributed import run as run_python
 from tests.test_flips import one_map
 
-TABLE = {"class 1": ("one", "1/4"), "class 2": ("two", 0.5), "class 3": ("three", "2/5")}
+TABLE: FlipTable = {"class 1": ("one", "1/4"), "class 2": ("two", 0.5), "class 3": ("three", "2/5")}
 
 
 def batch_of(cases):
