@@ -94,8 +94,9 @@ def _readers(view: View, image: str, colours: Sequence[str], modes: bool) -> str
     )
     shown = []
     for i, (opinion, tone) in enumerate(zip(opinions, tones, strict=True)):
-        caption = f'<i class="swatch ring" style="border-color:{tone}"></i>{_share(view, i)}'
-        shown.append(_mask(opinion.labels, colours, view, f"{name}: mask of {_share(view, i)}", caption))
+        ring = "" if modes else f'<i class="swatch ring" style="border-color:{tone}"></i>'  # outlines are all one
+        alt, caption = f"{name}: mask of {_share(view, i)}", ring + _share(view, i)
+        shown.append(_mask(opinion.labels, colours, view.valid, alt, caption))
     maps = "".join(
         _tile(pictures.data_uri(pictures.heat(values, _TOP)), f"{name}: entropy of {whose}", f"entropy, {whose}")
         for values, whose in ((view.disagreement, "readers"), (view.entropy, "prediction"))
@@ -137,7 +138,7 @@ def _row(view: View, voice: Voice, colours: Sequence[str], tone: str, bright: st
     lines = pictures.data_uri(pictures.outlines([mode], [bright], 5))
     tiles = _tile(lines, f"{name}: most likely outline of {who}", "", True, empty=not mode.any())
     for number, labels in enumerate(voice.masks, 1):
-        tiles += _mask(labels, colours, view, f"{name}: sample {number} of {who}", "")
+        tiles += _mask(labels, colours, None, f"{name}: sample {number} of {who}", "")
     mixed = pictures.probability(voice.probability.astype(np.float32), colours)
     tiles += _tile(pictures.data_uri(mixed), f"{name}: mean probability of {who}", "")
     label = "all samples" if voice.number is None else f"expert {voice.number}"
@@ -146,9 +147,10 @@ def _row(view: View, voice: Voice, colours: Sequence[str], tone: str, bright: st
     return f'<div class="expert"><div class="who">{label}{weight}</div><div class="row">{tiles}</div></div>'
 
 
-def _mask(labels: np.ndarray, colours: Sequence[str], view: View, alt: str, caption: str) -> str:
-    empty = not (labels if view.valid is None else labels * view.valid).any()
-    picture = pictures.data_uri(pictures.mask(labels, colours, view.valid))
+def _mask(labels: np.ndarray, colours: Sequence[str], valid: np.ndarray | None, alt: str, caption: str) -> str:
+    """Void is the annotations': a prediction is shown whole."""
+    empty = not (labels if valid is None else labels * valid).any()
+    picture = pictures.data_uri(pictures.mask(labels, colours, valid))
     return _tile(picture, alt + (", empty" if empty else ""), caption, empty=empty)
 
 

@@ -71,7 +71,7 @@ def _rows(view: View, span: tuple[float, float], colours: Sequence[str]) -> list
     rows = [("readers", readers)]
     for voice in view.voices:
         label = "samples" if voice.number is None else f"expert {voice.number}\n{100 * voice.weight:.0f} %"
-        tiles: list[Tile] = [(pictures.mask(labels, colours, view.valid), "") for labels in voice.masks]
+        tiles: list[Tile] = [(pictures.mask(labels, colours), "") for labels in voice.masks]
         rows.append((label, [*tiles, (pictures.probability(voice.probability, colours), "")]))
     top = math.log(2)
     maps = [(pictures.heat(view.disagreement, top), "readers"), (pictures.heat(view.entropy, top), "prediction")]
