@@ -44,6 +44,7 @@ def check_folder(folder: Path, one: Prediction, suffix: str) -> dict:
         assert mask["weight"] == pytest.approx(float(one.masks.mass[0, i]))
         assert sum(mask["pixels"].values()) == labels[i].numel()
         assert mask["expert"] == mask["experts"][0]
+        assert mask["experts"] == [k + 1 for k in one.experts_of(i)]  # counted from one
     assert sum(mask["weight"] for mask in about["masks"]) == pytest.approx(1)
     assert sum(mask["draws"] for mask in about["masks"]) == len(one.draws)
     assert about["expert_weights"] == pytest.approx(one.expert_weights.tolist())
@@ -52,6 +53,7 @@ def check_folder(folder: Path, one: Prediction, suffix: str) -> dict:
     for mine, theirs in zip(loaded._tensors().values(), one.masks._tensors().values(), strict=True):
         assert torch.equal(mine, theirs)
     assert all((folder / name).is_file() for name in about["expert_files"])
+    assert about["expert_files"][0] == f"expert_1{suffix}"
     assert not [name for name in os.listdir(folder.parent) if name.startswith(".")]
     return about
 

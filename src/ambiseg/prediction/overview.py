@@ -151,7 +151,7 @@ class _Page:
             y = self.top + row * (h + 0.27)
             weight = float(p.expert_weights[k])
             say(start + self.label - 0.1, y + 0.3, _percent(weight), 13, weight="bold", ha="right")
-            say(start + self.label - 0.1, y + 0.48, f"expert {k}", colour=_GREY, ha="right")
+            say(start + self.label - 0.1, y + 0.48, f"expert {k + 1}", colour=_GREY, ha="right")
             meter = axes(start + 0.15, y + 0.56, self.label - 0.25, 0.06)
             meter.barh([0], [1], color="#e3e7eb", height=1)
             meter.barh([0], [weight], color=_INK, height=1)

@@ -2,7 +2,7 @@
 
 ====================  =============================================================================================
 ``mask_00.png`` …      class ids, the heaviest mask first; in the format of the image, see :data:`SUFFIXES`
-``expert_0.png`` …     what each expert says at the mean of its Gaussian
+``expert_1.png`` …     what each expert says at the mean of its Gaussian
 ``weights.json``       which mask is how likely, and where it came from
 ``masks.npz``          all of it as a :class:`~ambiseg.masks.MaskDistribution`
 ``entropy.tif``        how unsure the model is, pixel by pixel, float32 in nats (``.nii.gz`` where the masks are)
@@ -79,7 +79,7 @@ def _fill(prediction: Prediction, folder: Path, overview: bool) -> None:
     suffix = _suffix(source)
     digits = max(2, len(str(len(labels) - 1)))
     masks = [f"mask_{i:0{digits}}{suffix}" for i in range(len(labels))]
-    experts = [f"expert_{k}{suffix}" for k in range(len(prediction.expert_masks))]
+    experts = [f"expert_{k + 1}{suffix}" for k in range(len(prediction.expert_masks))]
     for file, ids in [*zip(masks, labels, strict=True), *zip(experts, prediction.expert_masks.numpy(), strict=True)]:
         _write_map(folder / file, ids.astype(np.uint8 if classes <= 256 else np.uint16, copy=False), source)
     prediction.masks.save(folder / "masks.npz")
@@ -102,7 +102,7 @@ def _about(prediction: Prediction, masks: list[str], experts: list[str], entropy
     labels, weights = prediction.masks.labels[0].numpy(), prediction.masks.mass[0].tolist()
     listed = []
     for i, file in enumerate(masks):
-        by = prediction.experts_of(i)
+        by = [k + 1 for k in prediction.experts_of(i)]  # people count from one, here as in the report
         pixels = np.bincount(labels[i].reshape(-1), minlength=len(prediction.classes))
         listed.append(
             {
