@@ -32,7 +32,7 @@ _ids = Ids({**{i: i for i in range(len(CLASSES))}, VOID: None})
 
 
 class CamVid(Flips):
-    """CamVid, whose pavements, pedestrians, cars, trees and roads flip: 32 modes an image.
+    """CamVid, whose pavements, pedestrians, cars, trees and roads flip, 32 modes an image.
 
     11 classes and 11 for void. Where the official test frames are missing, ``val`` is the test set, and validation is
     made on frames that are taken out of ``train`` by half minutes of film, as on Cityscapes.

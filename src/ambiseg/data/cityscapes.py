@@ -34,7 +34,7 @@ _train_ids = Ids({**{i: i for i in range(len(CLASSES))}, 255: None})
 
 
 class Cityscapes(Flips):
-    """Cityscapes as it is downloaded, whose sidewalks, persons, cars, vegetation and roads flip: 32 modes a frame.
+    """Cityscapes as it is downloaded, whose sidewalks, persons, cars, vegetation and roads flip, 32 modes a frame.
 
         ROOT/leftImg8bit/train/aachen/aachen_000000_000019_leftImg8bit.png
         ROOT/gtFine/train/aachen/aachen_000000_000019_gtFine_labelIds.png

@@ -128,8 +128,8 @@ def stitched(backbone: Backbone, image: Tensor, windows: Windows, step: Step | N
         ``dense [1, F, H, W]`` and ``gate [1, G, 1, 1]``, already averaged: all that a gate reads is its mean.
 
     >>> backbone = UNet(1, (4, 8)).eval()
-    >>> image = torch.rand(1, 1, 50, 128)
-    >>> features = stitched(backbone, image, plan((50, 128), backbone, 96, 48))
+    >>> image = torch.rand(1, 1, 50, 200)
+    >>> features = stitched(backbone, image, plan((50, 200), backbone, 128, 64))  # 16 pixels; the network reaches 15
     >>> torch.allclose(features.dense, backbone(image).dense, atol=1e-5)
     True
     """
