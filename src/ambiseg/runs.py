@@ -194,9 +194,14 @@ def load(run: str | os.PathLike[str], which: Which = "best", device: torch.devic
     return open_run(run).model(which, device)
 
 
+def is_shipped(run: str | os.PathLike[str]) -> bool:
+    """Whether a name means the model in the package, into whose folder nothing is written."""
+    return os.fspath(run) == SHIPPED and not Path(run).is_dir()
+
+
 def open_run(run: str | os.PathLike[str]) -> Run:
     """The folder of a run, or the shipped one by its name (a folder of that name goes first)."""
-    if os.fspath(run) == SHIPPED and not Path(run).is_dir():
+    if is_shipped(run):
         return Run(Path(str(resources.files("ambiseg") / "assets" / SHIPPED)))
     return Run(run)
 

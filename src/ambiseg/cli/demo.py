@@ -22,7 +22,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     )
     demo.add_argument("--out", metavar="DIR", default="runs/demo", help="the run's folder (default: runs/demo)")
     demo.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    demo.set_defaults(run=_demo, takes_settings=True)
+    demo.set_defaults(run=_demo)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

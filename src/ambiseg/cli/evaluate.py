@@ -121,7 +121,7 @@ def _files(arguments: argparse.Namespace) -> tuple[Evaluation, Path | None]:
 def _run(arguments: argparse.Namespace) -> tuple[Evaluation, Path | None]:
     from ambiseg.evaluation import evaluate
     from ambiseg.processes import first_process
-    from ambiseg.runs import SHIPPED, open_run
+    from ambiseg.runs import is_shipped, open_run
 
     run = open_run(arguments.model)
     if not arguments.quiet and first_process():
@@ -143,8 +143,7 @@ def _run(arguments: argparse.Namespace) -> tuple[Evaluation, Path | None]:
     found = evaluate(run, forms=arguments.form, data=data, **options)
     if arguments.out is not None:
         return found, Path(arguments.out)
-    shipped = arguments.model == SHIPPED and not Path(SHIPPED).is_dir()  # part of the package, not to be written to
-    return found, None if shipped else run.folder / f"evaluation-{found.split}.json"
+    return found, None if is_shipped(arguments.model) else run.folder / f"evaluation-{found.split}.json"
 
 
 def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:

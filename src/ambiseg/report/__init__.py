@@ -46,13 +46,13 @@ def report(
     from ambiseg.files import write_text
     from ambiseg.report.gallery import gather
     from ambiseg.report.page import page
-    from ambiseg.runs import SHIPPED, open_run
+    from ambiseg.runs import SHIPPED, is_shipped, open_run
 
     if cases < 0 or samples < 1:
         raise ConfigError(f"report: expected 0 or more cases and at least 1 sample, found {cases} and {samples}")
     opened = open_run(run)
     suffix = "" if split == "test" else f"-{split}"
-    shipped = os.fspath(run) == SHIPPED and not Path(run).is_dir()  # nothing is written into the package
+    shipped = is_shipped(run)
     if out is None and not shipped:
         target, folder = opened.folder / f"report{suffix}.html", opened.folder / f"figures{suffix}"
     else:
