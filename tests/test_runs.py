@@ -179,6 +179,13 @@ def test_what_a_run_killed_in_its_first_moment_leaves_is_no_obstacle(tmp_path):
     assert Run.claim(tmp_path) == tmp_path
 
 
+def test_data_that_are_not_there_leave_no_folder(tmp_path, capsys):
+    out = tmp_path / "runs" / "new"
+    line = refused(capsys, "lidc71", "--data.root", str(tmp_path / "nowhere.npz"), "--out", str(out))
+    assert line == f"ambiseg: {tmp_path / 'nowhere.npz'}: expected an .npz file, found no such file"
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_finished_run_can_be_made_longer(tiny_run, tmp_path):
     longer, whole = tmp_path / "longer", tmp_path / "whole"
     shutil.copytree(tiny_run, longer)

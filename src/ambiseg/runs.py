@@ -119,6 +119,7 @@ class Run:
     def create(folder: str | os.PathLike[str], config: Config, card: Card, split: Split, command: list[str]) -> Run:
         """Make the folder and write what is known before the first step; ``run.json`` comes last."""
         folder = Run.claim(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "config.yaml", configuration.dump(config))
         split.save(folder / "split.json")
         about = {
@@ -136,7 +137,7 @@ class Run:
 
     @staticmethod
     def claim(folder: str | os.PathLike[str]) -> Path:
-        """Make the folder of a new run, or say why it cannot be: before anything that takes time."""
+        """The folder of a new run, or why it cannot be: asked before anything that takes time, and nothing is made."""
         folder = Path(folder)
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"{folder}: expected a folder for the run, found a file")
@@ -144,9 +145,9 @@ class Run:
         if folder.is_dir() and {path.name for path in folder.iterdir()} - {"config.yaml", "split.json"}:
             hint = "--resume it, or choose another with --out"
             raise ConfigError(f"{folder}: expected a new or empty folder for the run, found files in it; {hint}")
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise ConfigError(f"{folder}: expected a folder that can be written to, found one that cannot")
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not os.access(there, os.W_OK):
+            raise ConfigError(f"{folder}: expected a folder that can be written to, found that {there} cannot")
         return folder
 
     def digest(self, which: Which = "best") -> str:
