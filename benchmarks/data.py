@@ -9,8 +9,8 @@ import torch
 
 from ambiseg.config import parse
 from ambiseg.data.augment import Augment
-from ambiseg.data.batching import Loader, Tickets, Window
-from ambiseg.data.nodules import Nodules
+from ambiseg.data.loader import Loader, Tickets, Window
+from ambiseg.data.sets.nodules.cases import Nodules
 from ambiseg.data.store import Store
 from ambiseg.regions import partition
 from ambiseg.runs import build_model

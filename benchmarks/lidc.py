@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ambiseg.data.lidc import prepare
+from ambiseg.data.sets.lidc import prepare
 from benchmarks.harness import peak_mb, publish, table
 
 SIDE = 128

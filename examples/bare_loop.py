@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 import ambiseg
-from ambiseg.data.shapes import Shapes
+from ambiseg.data.sets.shapes import Shapes
 from ambiseg.nn import UNet
 
 settings = argparse.ArgumentParser(description="MoSE in a bare PyTorch loop")

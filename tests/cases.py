@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ambiseg.data.base import Case, Cases
+from ambiseg.data.case import Case, Cases
 from ambiseg.data.intensity import Intensity
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ambiseg.data.base import DataError
-from ambiseg.data.folder import Folder
+from ambiseg._util.errors import DataError
+from ambiseg.data.sets.folder.cases import Folder
 
 RNG = np.random.default_rng(0)
 

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from ambiseg.data.base import Case, DataError
-from ambiseg.data.lidc import Options, prepare
+from ambiseg._util.errors import DataError
+from ambiseg.data.case import Case
+from ambiseg.data.sets.lidc import Options, prepare
 from tests.files import made, save, save_dicom
 
 SERIES = [f"1.3.6.1.4.1.14519.5.2.1.6279.6001.{100 + i}" for i in range(12)]

@@ -15,7 +15,7 @@ PACKAGE = REPOSITORY / "src" / "ambiseg"
 
 # Lower layers first; a module may import only from layers below its own (or from its own folder).
 LAYERS = [
-    {"files", "processes", "schema"},
+    {"_util", "schema"},
     {"masks"},
     {"regions"},
     {"overlap"},
@@ -24,6 +24,8 @@ LAYERS = [
     {"streaming"},
     {"nn"},
     {"methods"},
+    {"viz"},
+    {"io"},
     {"data"},
     {"config"},
     {"runs"},

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ambiseg.data.arrays import Arrays
-from ambiseg.data.base import DataError
+from ambiseg._util.errors import DataError
 from ambiseg.data.intensity import Intensity
+from ambiseg.data.sets.arrays import Arrays
 from tests.conftest import SHARED
 
 RNG = np.random.default_rng(0)

@@ -8,10 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ambiseg._util.errors import DataError
 from ambiseg.data.augment import Augment
-from ambiseg.data.base import Case, DataError, join_maps
-from ambiseg.data.batching import Loader, Ticket, Tickets, Window
+from ambiseg.data.case import Case, join_maps
 from ambiseg.data.intensity import Intensity
+from ambiseg.data.loader import Loader, Ticket, Tickets, Window
 from ambiseg.regions import partition
 from tests.cases import Listed, random_cases
 

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from ambiseg.data import check
-from ambiseg.data.base import Case
-from ambiseg.data.check import Report
-from ambiseg.data.drawing import differences, outlines, reader_colours
-from ambiseg.data.problems import KINDS, SEVERITIES, Problem, Refused
-from ambiseg.data.settings import Settings
-from ambiseg.data.survey import Survey
+from ambiseg.data.case import Case
+from ambiseg.data.check import check
+from ambiseg.data.check.check import Report
+from ambiseg.data.check.survey import Survey
+from ambiseg.data.sets.folder.settings import Settings
+from ambiseg.io.problems import KINDS, SEVERITIES, Problem, Refused
 from ambiseg.overlap import pairwise_iou
+from ambiseg.viz.drawing import differences, outlines, reader_colours
 from tests.conftest import REPOSITORY, SHARED
 from tests.files import RNG, disc, made, make, picture, save, save_nifti, save_series
 
@@ -231,7 +231,7 @@ def test_numbers_by_hand():
 
 
 def test_any_data_set_can_be_checked(tmp_path):
-    from ambiseg.data.folder import Folder
+    from ambiseg.data.sets.folder.cases import Folder
 
     class Plain(Folder):
         """Looks like any other data set: no files to name."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ambiseg.data.check import check, run
+from ambiseg.data.check.check import check, run
 from tests.files import disc, make, picture, save
 
 

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ambiseg._util.errors import DataError
 from ambiseg.cli import main
-from ambiseg.data.base import Case, DataError
+from ambiseg.data.case import Case
 from ambiseg.data.export import export
-from ambiseg.data.folder import Folder
-from ambiseg.data.shapes import Shapes
+from ambiseg.data.sets.folder.cases import Folder
+from ambiseg.data.sets.shapes import Shapes
 from ambiseg.data.splits import Split
 from ambiseg.data.store import Store
 from tests.cases import Listed, random_cases

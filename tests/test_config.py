@@ -7,9 +7,10 @@ from dataclasses import fields
 
 import pytest
 
+from ambiseg._util.errors import ConfigError
 from ambiseg.cli import main, parse
 from ambiseg.cli.train import SECTIONS, settings_text
-from ambiseg.config import Config, ConfigError, ModelConfig, Schedule, dump, find_recipe, recipes
+from ambiseg.config import Config, ModelConfig, Schedule, dump, find_recipe, recipes
 from ambiseg.config import load as load_config
 from ambiseg.config import parse as parse_config
 from ambiseg.data.augment import Augment

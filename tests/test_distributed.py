@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ambiseg.data.batching import seed_of
+from ambiseg.data.loader import seed_of
 from ambiseg.data.module import DataModule
 from ambiseg.evaluation import evaluate
 from ambiseg.metrics import ged
@@ -22,7 +22,7 @@ TRAIN = """
 import sys
 from ambiseg.config import parse
 from ambiseg.evaluation import evaluate
-from ambiseg.processes import first_process
+from ambiseg._util.processes import first_process
 from ambiseg.training import train
 
 if __name__ == "__main__":

@@ -14,13 +14,12 @@ import pytest
 import torch
 
 from ambiseg import MaskDistribution, bootstrap, ece, ged, matched_iou, pixel_entropy, sample_diversity
+from ambiseg._util.errors import ConfigError, DataError
 from ambiseg.cli import main
-from ambiseg.config import ConfigError
-from ambiseg.data.base import DataError
-from ambiseg.data.batching import seed_of
 from ambiseg.data.config import DATASETS
+from ambiseg.data.loader import seed_of
 from ambiseg.data.module import DataModule
-from ambiseg.data.shapes import Shapes
+from ambiseg.data.sets.shapes import Shapes
 from ambiseg.evaluation import METRICS, Evaluation, evaluate
 from ambiseg.evaluation.results import mean_of, summarise
 from ambiseg.evaluation.scoring import Rules, Scored, bias, per_expert, score_masks

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from ambiseg import MaskDistribution, ged, matched_iou
+from ambiseg._util.errors import DataError
 from ambiseg.cli import main
-from ambiseg.data.base import DataError
 from ambiseg.data.export import export
-from ambiseg.data.folder import Folder
-from ambiseg.data.shapes import Shapes
+from ambiseg.data.sets.folder.cases import Folder
+from ambiseg.data.sets.shapes import Shapes
 from ambiseg.evaluation import evaluate_files
 from ambiseg.prediction import predict
 from tests.files import disc, save, save_nifti

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ambiseg.files import atomic_folder, atomic_write, write_text
+from ambiseg._util.files import atomic_folder, atomic_write, write_text
 
 POSIX = sys.platform != "win32"
 

@@ -11,15 +11,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ambiseg._util.errors import DataError
 from ambiseg.data.augment import Augment
-from ambiseg.data.base import Case, DataError
-from ambiseg.data.batching import Loader, Ticket, Window
+from ambiseg.data.case import Case
 from ambiseg.data.config import DataConfig, open_cases
-from ambiseg.data.flips import Flips, flip_modes, happening, mode_weights
 from ambiseg.data.intensity import Intensity
+from ambiseg.data.loader import Loader, Ticket, Window
+from ambiseg.data.sets.street.flips import Flips, flip_modes, happening, mode_weights
 from ambiseg.data.store import Store
 from ambiseg.masks import MaskDistribution
-from ambiseg.methods.mose import MoSE
+from ambiseg.methods.mose.model import MoSE
 from ambiseg.overlap import ce_cost
 from ambiseg.regions import partition
 from tests.cases import Listed, random_cases

@@ -15,11 +15,11 @@ import pytest
 import tifffile
 from PIL import Image
 
-from ambiseg.data.base import DataError
-from ambiseg.data.folder import Folder
+from ambiseg._util.errors import DataError
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.problems import Refused
-from ambiseg.data.settings import Settings
+from ambiseg.data.sets.folder.cases import Folder
+from ambiseg.data.sets.folder.settings import Settings
+from ambiseg.io.problems import Refused
 from tests.files import RNG, disc, made, make, picture, refusal, save, save_dicom, save_nifti, save_series
 
 # -- what works --------------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def test_splits_in_folders(tmp_path):
 
 def test_nothing_is_decoded_to_list_a_folder(tmp_path, monkeypatch):
     make(tmp_path)
-    monkeypatch.setattr("ambiseg.data.folder.open_source", lambda *_: pytest.fail("a file was opened"))
+    monkeypatch.setattr("ambiseg.data.sets.folder.cases.open_source", lambda *_: pytest.fail("a file was opened"))
     assert len(Folder(tmp_path)) == 3
 
 
@@ -143,7 +143,8 @@ def test_state_follows_files_and_settings(tmp_path):
 
 
 def test_importing_data_imports_no_decoder():
-    code = "import sys, ambiseg.data.folder, ambiseg.data.check; print({m.split('.')[0] for m in sys.modules})"
+    modules = "ambiseg.data.sets.folder.cases, ambiseg.data.check.check"
+    code = f"import sys, {modules}; print({{m.split('.')[0] for m in sys.modules}})"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     for heavy in ("PIL", "tifffile", "nibabel", "pydicom", "rich", "matplotlib", "lightning", "scipy", "monai"):
         assert f"'{heavy}'" not in loaded, heavy

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from ambiseg.data.check import check
-from ambiseg.data.folder import Folder
-from ambiseg.data.labels import Convention, Values, observed_convention
-from ambiseg.data.problems import Refused
-from ambiseg.data.settings import Settings
+from ambiseg.data.check.check import check
+from ambiseg.data.sets.folder.cases import Folder
+from ambiseg.data.sets.folder.labels import Convention, Values, observed_convention
+from ambiseg.data.sets.folder.settings import Settings
+from ambiseg.io.problems import Refused
 from tests.files import disc, make, picture, refusal, save
 
 

@@ -7,11 +7,12 @@ import json
 import numpy as np
 import pytest
 
+from ambiseg._util.errors import DataError
 from ambiseg.cli import main
-from ambiseg.data.base import Case, DataError
-from ambiseg.data.lidc import Options, detect, open_form, prepare
-from ambiseg.data.lidc.crops import patients_by_series
-from ambiseg.data.lidc.pickles import Pickle
+from ambiseg.data.case import Case
+from ambiseg.data.sets.lidc import Options, detect, open_form, prepare
+from ambiseg.data.sets.lidc.crops import patients_by_series
+from ambiseg.data.sets.lidc.pickles import Pickle
 from ambiseg.data.splits import Split, fingerprint
 from ambiseg.data.store import Store
 from tests import lidc_fakes as fakes

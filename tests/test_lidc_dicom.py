@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from ambiseg.cli import main
-from ambiseg.data.lidc import Options, prepare
-from ambiseg.data.lidc.annotations import read_xml
-from ambiseg.data.outlines import load as load_nodules
+from ambiseg.data.sets.lidc import Options, prepare
+from ambiseg.data.sets.lidc.annotations import read_xml
+from ambiseg.data.sets.nodules.outlines import load as load_nodules
 from ambiseg.data.store import Store
 from tests import lidc_fakes as fakes
 from tests.conftest import SHARED

@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from ambiseg.data.lidc import prepare
+from ambiseg.data.sets.lidc import prepare
 from tests import lidc_fakes as fakes
 from tests.lidc_fakes import SERIES, assert_holds, crops, refused
 

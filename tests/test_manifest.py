@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ambiseg.data.check import check
-from ambiseg.data.folder import Folder
-from ambiseg.data.settings import Settings
+from ambiseg.data.check.check import check
+from ambiseg.data.sets.folder.cases import Folder
+from ambiseg.data.sets.folder.settings import Settings
 from tests.files import disc, made, make, picture, refusal, save
 
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ambiseg.config import parse
-from ambiseg.data.base import Case, Flip
-from ambiseg.data.batching import Loader, Ticket, Window
-from ambiseg.data.flips import Flips, FlipTable
+from ambiseg.data.case import Case, Flip
 from ambiseg.data.intensity import Intensity
+from ambiseg.data.loader import Loader, Ticket, Window
+from ambiseg.data.sets.street.flips import Flips, FlipTable
 from ambiseg.evaluation import Evaluation, evaluate
 from ambiseg.evaluation.modes import score_modes, summarise_modes
 from ambiseg.masks import MaskDistribution

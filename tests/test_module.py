@@ -12,11 +12,11 @@ import time
 import pytest
 import torch
 
+from ambiseg._util.errors import DataError
 from ambiseg.data.augment import Augment
-from ambiseg.data.base import DataError
-from ambiseg.data.batching import Batch
 from ambiseg.data.config import DataConfig, open_cases
 from ambiseg.data.intensity import Intensity
+from ambiseg.data.loader import Batch
 from ambiseg.data.module import DataModule
 from ambiseg.data.splits import LeakageError, Rule, Split
 from tests.cases import random_cases

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ambiseg import MaskDistribution, MoSE, overlap, transport
-from ambiseg.methods.grouping import merge_alike
+from ambiseg.methods.mose.grouping import merge_alike
 from ambiseg.nn import Adapter, UNet, pixelhead
 from ambiseg.regions import partition
 

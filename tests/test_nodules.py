@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from scipy.ndimage import distance_transform_edt
 
-from ambiseg.data.base import Case, DataError
-from ambiseg.data.nodules import Nodules
+from ambiseg._util.errors import DataError
+from ambiseg.data.case import Case
+from ambiseg.data.sets.nodules.cases import Nodules
 from tests.conftest import SHARED
 from tests.tools import tool
 

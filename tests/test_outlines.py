@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ambiseg.data import outlines
-from ambiseg.data.base import DataError
-from ambiseg.data.nodules import Nodules
-from ambiseg.data.outlines import Mark, Nodule, Outline, draw, fill
+from ambiseg._util.errors import DataError
+from ambiseg.data.sets.nodules import outlines
+from ambiseg.data.sets.nodules.cases import Nodules
+from ambiseg.data.sets.nodules.outlines import Mark, Nodule, Outline, draw, fill
 from tests.tools import tool
 
 # -- from an outline to a mask -----------------------------------------------------------------------------

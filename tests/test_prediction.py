@@ -17,11 +17,10 @@ import torch
 from PIL import Image
 
 from ambiseg import MoSE, cli
+from ambiseg._util.errors import ConfigError, DataError
 from ambiseg.cli import predict as command_line
-from ambiseg.config import ConfigError
-from ambiseg.data.base import DataError
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.shapes import Shapes
+from ambiseg.data.sets.shapes import Shapes
 from ambiseg.nn import UNet
 from ambiseg.prediction import Options, Predictor, predict, predictor, writing
 from ambiseg.prediction.inputs import find_inputs

@@ -15,10 +15,10 @@ import torch
 from PIL import Image
 
 from ambiseg import MaskDistribution
-from ambiseg.data.base import DataError
+from ambiseg._util.errors import DataError
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.readers import How, open_source
-from ambiseg.data.shapes import Shapes
+from ambiseg.data.sets.shapes import Shapes
+from ambiseg.io.source import How, open_source
 from ambiseg.nn import UNet
 from ambiseg.prediction import Prediction, Predictor, predict
 from ambiseg.prediction.inputs import find_inputs

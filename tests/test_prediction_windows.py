@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ambiseg import MoSE
-from ambiseg.data.base import DataError
-from ambiseg.data.shapes import Shapes
-from ambiseg.nn import Adapter, DeepLabV3Plus, Experts, Gate, UNet
+from ambiseg._util.errors import DataError
+from ambiseg.data.sets.shapes import Shapes
+from ambiseg.nn import Adapter, DeepLabV3Plus, Experts, Gate, UNet, windows
 from ambiseg.nn.features import Features
-from ambiseg.prediction import Predictor, predict, windows
+from ambiseg.nn.windows import cuts, plan, reduction, stitched
+from ambiseg.prediction import Predictor, predict
 from ambiseg.prediction.inputs import array_source
-from ambiseg.prediction.windows import cuts, plan, reduction, stitched
 from ambiseg.runs import load
 
 

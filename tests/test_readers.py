@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from ambiseg.data.problems import Refused
-from ambiseg.data.readers import FORMATS, How, Source, open_source, stem_of
+from ambiseg.io.problems import Refused
+from ambiseg.io.source import FORMATS, How, Source, open_source, stem_of
 from tests.files import save, save_deep_png, save_dicom, save_nifti, save_series
 
 MASK = How(mask=True)

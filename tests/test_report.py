@@ -21,9 +21,9 @@ import pytest
 import torch
 
 from ambiseg import MaskDistribution
+from ambiseg._util.errors import DataError
 from ambiseg.cli import Help
 from ambiseg.cli import report as command
-from ambiseg.data.base import DataError
 from ambiseg.data.splits import Split
 from ambiseg.methods.base import Predictive
 from ambiseg.report import curves, figures, pictures, report

@@ -16,9 +16,10 @@ import torch
 from safetensors.torch import load_file
 
 import ambiseg.training.callbacks as callbacks
+from ambiseg._util.errors import ConfigError
 from ambiseg.cli import main
-from ambiseg.config import Config, ConfigError, OptimizerConfig, Schedule, dump, parse
-from ambiseg.data.base import Case
+from ambiseg.config import Config, OptimizerConfig, Schedule, dump, parse
+from ambiseg.data.case import Case
 from ambiseg.runs import Card, Run, build_model, load
 from ambiseg.training import train
 from ambiseg.training.fitting import Fitting, make_schedule
@@ -63,7 +64,7 @@ def test_a_run_has_everything_that_it_says(tiny_run):
 
 def test_a_loaded_model_predicts_what_was_validated(tiny_run):
     from ambiseg import ged
-    from ambiseg.data.batching import seed_of
+    from ambiseg.data.loader import seed_of
     from ambiseg.data.module import DataModule
 
     run = Run(tiny_run)

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ambiseg import PROTOCOLS, MaskDistribution, ged, matched_iou, sample_diversity
-from ambiseg.data.base import Case, Cases, DataError
-from ambiseg.data.shapes import Shapes
+from ambiseg._util.errors import DataError
+from ambiseg.data.case import Case, Cases
+from ambiseg.data.sets.shapes import Shapes
 from ambiseg.data.splits import Split, check_leakage, fingerprint
 
 KINDS = [Shapes(count=12, size=24), Shapes(count=12, size=24, classes=4)]

@@ -11,7 +11,7 @@ from PIL import Image
 import ambiseg
 from ambiseg.cli import main
 from ambiseg.config import parse
-from ambiseg.data.nodules import Nodules
+from ambiseg.data.sets.nodules.cases import Nodules
 from ambiseg.runs import open_run
 
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ambiseg.data.base import Case, Cases, DataError
+from ambiseg._util.errors import DataError
+from ambiseg.data.case import Case, Cases
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.splits import LeakageError, Rule, Split, check_leakage, fingerprint, subset
 

@@ -12,7 +12,8 @@ import sys
 import numpy as np
 import pytest
 
-from ambiseg.data.base import Case, Cases, DataError
+from ambiseg._util.errors import DataError
+from ambiseg.data.case import Case, Cases
 from ambiseg.data.store import Store
 from tests.cases import Listed, random_cases
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 from PIL import Image
 
+from ambiseg._util.errors import DataError
 from ambiseg.cli import main
 from ambiseg.config import parse
-from ambiseg.data.base import DataError
-from ambiseg.data.batching import Loader, Ticket, Window
-from ambiseg.data.camvid import CLASSES as CAMVID
-from ambiseg.data.camvid import CamVid
-from ambiseg.data.cityscapes import CLASSES, LABEL_IDS, Cityscapes
 from ambiseg.data.config import open_cases, open_split
+from ambiseg.data.loader import Loader, Ticket, Window
 from ambiseg.data.module import DataModule
+from ambiseg.data.sets.street.camvid import CLASSES as CAMVID
+from ambiseg.data.sets.street.camvid import CamVid
+from ambiseg.data.sets.street.cityscapes import CLASSES, LABEL_IDS, Cityscapes
 from tests.conftest import SHARED
 from tests.street import camvid, cityscapes, picture, scene
 

@@ -19,9 +19,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from ambiseg.data.lidc.annotations import READERS, Drawing, database, group, read_database
-from ambiseg.data.outlines import PACKED, Mark, Nodule, draw, pack
-from ambiseg.files import atomic_write
+from ambiseg._util.files import atomic_write
+from ambiseg.data.sets.lidc.annotations import READERS, Drawing, database, group, read_database
+from ambiseg.data.sets.nodules.outlines import PACKED, Mark, Nodule, draw, pack
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

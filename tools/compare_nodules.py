@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from scipy.ndimage import binary_dilation, distance_transform_edt, gaussian_filter, label
 
-from ambiseg.data.nodules import Nodules
+from ambiseg.data.sets.nodules.cases import Nodules
 
 STATIC = Path(__file__).resolve().parent.parent / "docs" / "_static"
 INK, REAL, SIMULATED = "#1d2630", "#2e86de", "#e4572e"

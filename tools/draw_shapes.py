@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import ListedColormap
 
-from ambiseg.data.shapes import Shapes
+from ambiseg.data.sets.shapes import Shapes
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "_static" / "shapes.png"
 INK, GREY = "#1d2630", "#4a5663"

@@ -7,8 +7,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from ambiseg._util.files import write_text
 from ambiseg.evaluation import Evaluation
-from ambiseg.files import write_text
 from ambiseg.runs import Run
 
 TARGET = Path(__file__).parents[1] / "src" / "ambiseg" / "assets" / "demo"

@@ -12,12 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ambiseg import schema
-from ambiseg.data.base import DataError
+from ambiseg._util.errors import ConfigError
 from ambiseg.data.config import DataConfig
-
-
-class ConfigError(DataError):
-    """A configuration that cannot be run; the message is one line that names the key."""
 
 
 def _known(key: str, value: str, known: Sequence[str]) -> None:
@@ -326,7 +322,7 @@ def parse(arguments: Sequence[str], recipe: str | os.PathLike[str] | None = None
     8
     >>> parse(["--model.expert", "8"])
     Traceback (most recent call last):
-    ambiseg.config.ConfigError: --model.expert: no such setting; did you mean --model.experts?
+    ambiseg._util.errors.ConfigError: --model.expert: no such setting; did you mean --model.experts?
     """
     made, given = parser(), []
     config = Config()

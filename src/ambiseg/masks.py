@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ambiseg.files import atomic_write
+from ambiseg._util.files import atomic_write
 
 _FORMAT = "ambiseg.MaskDistribution/1"
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32)

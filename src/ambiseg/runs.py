@@ -32,11 +32,12 @@ import torch
 from torch import Tensor
 
 from ambiseg import config as configuration
-from ambiseg.config import Config, ConfigError, ModelConfig
-from ambiseg.data.base import Cases
+from ambiseg._util.errors import ConfigError
+from ambiseg._util.files import atomic_write, write_text
+from ambiseg.config import Config, ModelConfig
+from ambiseg.data.case import Cases
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.splits import Split
-from ambiseg.files import atomic_write, write_text
 from ambiseg.methods import METHODS
 from ambiseg.methods.base import Method
 from ambiseg.nn import UNet

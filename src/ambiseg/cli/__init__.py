@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parse(sys.argv[1:] if arguments is None else arguments)
     try:
         with _patience():
-            import ambiseg.data.base  # noqa: F401 - and with it PyTorch, which every command needs
+            import ambiseg.data.case  # noqa: F401 - and with it PyTorch, which every command needs
         return chosen.run(chosen)
     except KeyboardInterrupt as stop:
         print(f"ambiseg: {str(stop) or 'stopped'}", file=sys.stderr)
@@ -129,7 +129,7 @@ def _patience() -> Iterator[None]:
 
 def _expected(error: Exception) -> bool:
     """An error about the user's input or disk, as against one of ours."""
-    from ambiseg.data.base import DataError
+    from ambiseg._util.errors import DataError
 
     return isinstance(error, DataError | OSError)
 

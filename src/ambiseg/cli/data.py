@@ -126,8 +126,8 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from ambiseg.data import check
-    from ambiseg.data.settings import Settings
+    from ambiseg.data.check import check
+    from ambiseg.data.sets.folder.settings import Settings
 
     classes = arguments.classes
     if classes is not None:
@@ -139,7 +139,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _settings(kind, **values):
-    from ambiseg.data.base import DataError
+    from ambiseg._util.errors import DataError
 
     try:
         return kind(**values)
@@ -151,8 +151,8 @@ def _split(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from ambiseg.data.base import DataError
-    from ambiseg.data.progress import reporting
+    from ambiseg._util.errors import DataError
+    from ambiseg._util.progress import reporting
     from ambiseg.data.splits import Split, check_leakage
 
     cases = _open(arguments)
@@ -188,8 +188,8 @@ def _split(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    from ambiseg._util.progress import reporting
     from ambiseg.data.export import export
-    from ambiseg.data.progress import reporting
 
     cases = _open(arguments)
     with reporting("writing", arguments.quiet) as progress:
@@ -205,7 +205,7 @@ def _open(arguments: argparse.Namespace):
 
     import yaml
 
-    from ambiseg.data.base import DataError
+    from ambiseg._util.errors import DataError
     from ambiseg.data.config import DATASETS, NEEDS_ROOT, DataConfig, open_cases
 
     options = {}

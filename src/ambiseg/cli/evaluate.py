@@ -79,7 +79,7 @@ _OF_RUNS = (
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    from ambiseg.config import ConfigError
+    from ambiseg._util.errors import ConfigError
 
     files = arguments.predictions is not None or arguments.truth is not None
     if files and arguments.model is not None:
@@ -92,7 +92,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         option = f"--{wrong[0].replace('_', '-')}"
         raise ConfigError(f"evaluate: expected {option} with a RUN only, found it with --predictions")
     found, out = _files(arguments) if files else _run(arguments)
-    from ambiseg.processes import first_process
+    from ambiseg._util.processes import first_process
 
     if not first_process():
         return 0
@@ -119,8 +119,8 @@ def _files(arguments: argparse.Namespace) -> tuple[Evaluation, Path | None]:
 
 
 def _run(arguments: argparse.Namespace) -> tuple[Evaluation, Path | None]:
+    from ambiseg._util.processes import first_process
     from ambiseg.evaluation import evaluate
-    from ambiseg.processes import first_process
     from ambiseg.runs import is_shipped, open_run
 
     run = open_run(arguments.model)

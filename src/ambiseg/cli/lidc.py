@@ -45,8 +45,8 @@ def add(kinds: Any, formatter: type[argparse.HelpFormatter]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ambiseg.data.lidc import Options, prepare
-    from ambiseg.data.progress import reporting
+    from ambiseg._util.progress import reporting
+    from ambiseg.data.sets.lidc import Options, prepare
 
     options = Options(arguments.align, arguments.crop, arguments.outlines, arguments.strict, arguments.split)
     watch = partial(reporting, quiet=arguments.quiet)

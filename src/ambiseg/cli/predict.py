@@ -86,9 +86,9 @@ def _run(arguments: argparse.Namespace) -> int:
     import sys
     from pathlib import Path
 
-    from ambiseg.data.base import DataError
-    from ambiseg.data.progress import reporting
-    from ambiseg.data.settings import AXES
+    from ambiseg._util.errors import DataError
+    from ambiseg._util.progress import reporting
+    from ambiseg.data.sets.folder.settings import AXES
     from ambiseg.prediction import Options, Predictor, write
     from ambiseg.prediction.inputs import find_inputs
     from ambiseg.prediction.writing import Existing, target
@@ -170,7 +170,7 @@ def _report(
     if arguments.json is not None:
         import json
 
-        from ambiseg.files import write_text
+        from ambiseg._util.files import write_text
 
         text = json.dumps({"predictions": rows, "failures": failures, "skipped": skipped}, indent=1) + "\n"
         if arguments.json == "-":

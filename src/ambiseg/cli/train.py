@@ -66,7 +66,7 @@ def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _train(arguments: argparse.Namespace) -> int:
     from ambiseg import config as configuration
-    from ambiseg.config import ConfigError
+    from ambiseg._util.errors import ConfigError
 
     if arguments.recipes:
         names = configuration.recipes()

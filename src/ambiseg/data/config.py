@@ -8,17 +8,18 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ambiseg.data.arrays import Arrays
+from ambiseg._util.errors import DataError
 from ambiseg.data.augment import Augment
-from ambiseg.data.base import Cases, DataError
-from ambiseg.data.batching import Outside, Which
-from ambiseg.data.camvid import CamVid
-from ambiseg.data.cityscapes import Cityscapes
-from ambiseg.data.flips import Flips
-from ambiseg.data.folder import Folder
+from ambiseg.data.case import Cases
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.nodules import Nodules
-from ambiseg.data.shapes import Shapes
+from ambiseg.data.loader import Outside, Which
+from ambiseg.data.sets.arrays import Arrays
+from ambiseg.data.sets.folder.cases import Folder
+from ambiseg.data.sets.nodules.cases import Nodules
+from ambiseg.data.sets.shapes import Shapes
+from ambiseg.data.sets.street.camvid import CamVid
+from ambiseg.data.sets.street.cityscapes import Cityscapes
+from ambiseg.data.sets.street.flips import Flips
 from ambiseg.data.splits import Split
 from ambiseg.data.store import Progress, Store
 
@@ -44,7 +45,7 @@ class DataConfig:
         name: which data set, a key of ``DATASETS``.
         root: where it is, for data sets that are not part of the package.
         options: further arguments of the data set, such as ``{"size": 128}`` for nodules. ``flips`` makes any data
-            of one class-id map an image ambiguous, see :class:`~ambiseg.data.flips.Flips`.
+            of one class-id map an image ambiguous, see :class:`~ambiseg.data.sets.street.flips.Flips`.
         extra: a folder of another model's predictions that join the images as channels, for data sets that take them.
         split: ``declared`` (the owner's), ``hash`` (by patient), ``mose`` (as released with the paper, for LIDC), the
             path of a frozen split, or nothing: the owner's where the data have one, else by hash.

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ambiseg.data.base import Case, Cases, DataError
+from ambiseg._util.errors import DataError
+from ambiseg._util.files import atomic_folder
+from ambiseg.data.case import Case, Cases
 from ambiseg.data.store import Progress
-from ambiseg.files import atomic_folder
 
 
 def export(
@@ -27,7 +28,7 @@ def export(
     folder appears when all of it is written. Returns the number of cases.
 
     >>> import tempfile
-    >>> from ambiseg.data.shapes import Shapes
+    >>> from ambiseg.data.sets.shapes import Shapes
     >>> with tempfile.TemporaryDirectory() as place:
     ...     export(Shapes(count=3, size=16), Path(place, "shapes"), 2), sorted(os.listdir(Path(place, "shapes")))
     (2, ['ambiseg.json', 'images', 'manifest.csv', 'masks'])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
-from ambiseg.data.base import Cases
-from ambiseg.data.batching import Loader, Tickets, Window
+from ambiseg.data.case import Cases
 from ambiseg.data.config import TEMPORARY, DataConfig, cached, open_cases, open_split
 from ambiseg.data.intensity import Intensity
+from ambiseg.data.loader import Loader, Tickets, Window
 from ambiseg.data.splits import Split, check_leakage, subset
 from ambiseg.data.store import Progress
 

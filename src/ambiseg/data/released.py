@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ambiseg.data.base import Cases, DataError
+from ambiseg._util.errors import DataError
+from ambiseg.data.case import Cases
 
 SHARES = {"mose": {"train": 0.64, "val": 0.16, "test": 0.2}}
 """Which there are, and the shares that they come to."""

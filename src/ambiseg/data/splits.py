@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ambiseg.data.base import Cases, DataError
-from ambiseg.files import write_text
+from ambiseg._util.errors import DataError
+from ambiseg._util.files import write_text
+from ambiseg.data.case import Cases
 
 _FORMAT = "ambiseg.Split/1"
 _KINDS = {
@@ -119,7 +120,7 @@ class Split:
         fingerprint: :func:`fingerprint` of the data that was split.
         rule: how it was made, and where cases that are added later go; ``print(split.rule)`` says it in words.
 
-    >>> from ambiseg.data.shapes import Shapes
+    >>> from ambiseg.data.sets.shapes import Shapes
     >>> split = Split.by_hash(Shapes(count=100), {"train": 0.8, "test": 0.2})
     >>> print(split)
     train 78, test 22 (by hash of the patient with seed 0: train 80%, test 20%)
@@ -344,7 +345,7 @@ def check_leakage(cases: Cases, split: Split, content: bool = True, progress: Pr
             under another name and another patient. A picture that was compressed or resized again is not found.
         progress: called after each image that is read.
 
-    >>> from ambiseg.data.shapes import Shapes
+    >>> from ambiseg.data.sets.shapes import Shapes
     >>> cases = Shapes(count=64)
     >>> check_leakage(cases, Split.by_hash(cases))  # says nothing: all is well
     """
@@ -393,7 +394,7 @@ def subset(cases: Cases, indices: Iterable[int], fraction: float, seed: int = 0)
     images of each; only the last may be cut, so that the number of cases is exact. Subsets of one seed are nested:
     a quarter is in the half.
 
-    >>> from ambiseg.data.shapes import Shapes
+    >>> from ambiseg.data.sets.shapes import Shapes
     >>> cases = Shapes(count=32)
     >>> half, quarter = (subset(cases, range(20), fraction) for fraction in (1 / 2, 1 / 4))
     >>> len(half), len(quarter), set(quarter) <= set(half)

@@ -24,10 +24,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ambiseg.data.base import Case, Cases, DataError, Flip
+from ambiseg._util.errors import DataError
+from ambiseg._util.files import write_text
+from ambiseg.data.case import Case, Cases, Flip
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.splits import combine
-from ambiseg.files import write_text
 
 _FORMAT = "ambiseg.Store/1"
 _ALIGN = 64
@@ -39,7 +40,7 @@ Progress = Callable[[int, int], None]
 class Store(Cases):
     """A data set that was written by :meth:`build`; opened without reading a pixel.
 
-    >>> from ambiseg.data.shapes import Shapes
+    >>> from ambiseg.data.sets.shapes import Shapes
     >>> store = Store.build(Shapes(count=4, size=16))             # no folder: a temporary one, gone with the store
     >>> len(store), np.array_equal(store[2].labels, Shapes(count=4, size=16)[2].labels)
     (4, True)

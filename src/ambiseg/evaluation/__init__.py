@@ -15,16 +15,15 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from ambiseg.config import ConfigError
-from ambiseg.data.base import DataError
+from ambiseg._util.errors import ConfigError, DataError
+from ambiseg._util.processes import first_process
+from ambiseg._util.progress import reporting
 from ambiseg.data.config import DataConfig
-from ambiseg.data.progress import reporting
 from ambiseg.evaluation.files import evaluate_files
 from ambiseg.evaluation.modes import summarise_modes
 from ambiseg.evaluation.results import Evaluation, summarise
 from ambiseg.evaluation.scoring import FORMS, METRICS, Rules
 from ambiseg.metrics import PROTOCOLS
-from ambiseg.processes import first_process
 from ambiseg.runs import Run, Which, open_run
 
 __all__ = ["FORMS", "METRICS", "Evaluation", "evaluate", "evaluate_files", "saved"]

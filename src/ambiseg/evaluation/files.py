@@ -14,17 +14,18 @@ from typing import Any
 
 import torch
 
-from ambiseg.data.base import Case, DataError
-from ambiseg.data.folder import Folder
+from ambiseg._util.errors import DataError
+from ambiseg._util.progress import progress
+from ambiseg.data.case import Case
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.layout import SPLITS
-from ambiseg.data.manifest import find_manifest
-from ambiseg.data.problems import count, shape_text, some
-from ambiseg.data.progress import progress
-from ambiseg.data.readers import format_of, stem_of
-from ambiseg.data.settings import Settings
+from ambiseg.data.sets.folder.cases import Folder
+from ambiseg.data.sets.folder.layout import SPLITS
+from ambiseg.data.sets.folder.manifest import find_manifest
+from ambiseg.data.sets.folder.settings import Settings
 from ambiseg.evaluation.results import Evaluation, summarise
 from ambiseg.evaluation.scoring import Rules, score_masks
+from ambiseg.io.problems import count, shape_text, some
+from ambiseg.io.source import format_of, stem_of
 from ambiseg.masks import MaskDistribution
 
 WEIGHTS = "weights.json"
@@ -47,7 +48,7 @@ def evaluate_files(
             equally likely unless ``weights.json`` says ``{case: {sample: weight}}``. They hold class ids; with two
             classes 255 means class 1 as well, unless it is the truth's void value. An ``ambiseg.json`` may say
             otherwise. Where masks differ in weight there is no unbiased GED, which supposes independent draws.
-        truth: a data folder (:class:`~ambiseg.data.folder.Folder`), or just its masks, ``<reader>/<case>.png``.
+        truth: a data folder, or its masks alone, ``<reader>/<case>.png``.
         protocol: a key of ``PROTOCOLS``.
         split: score the cases that the truth declares to be of this part; ``None`` is all.
         quiet: no progress.

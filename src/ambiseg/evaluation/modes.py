@@ -1,4 +1,4 @@
-"""Data of known modes (:mod:`ambiseg.data.flips`): how often each is predicted, and which expert predicts it.
+"""Data of known modes (:mod:`ambiseg.data.sets.street.flips`): how often each is predicted, and by which expert.
 
 A mode is a combination of flips, the same in every image. In an image that lacks a class, modes that differ in that
 class alone look alike: what falls to them is divided by their probabilities, so that a perfect model is found perfect.
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ambiseg.data.base import Flip
-from ambiseg.data.flips import ModeTable, flip_modes, happening, mode_weights
+from ambiseg.data.case import Flip
+from ambiseg.data.sets.street.flips import ModeTable, flip_modes, happening, mode_weights
 from ambiseg.masks import MaskDistribution
 from ambiseg.metrics import PROTOCOLS
 from ambiseg.overlap import Absent

@@ -13,9 +13,9 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from ambiseg.data.base import DataError
+from ambiseg._util.errors import DataError
+from ambiseg._util.files import write_text
 from ambiseg.evaluation.scoring import METRICS, CaseScores, Scored
-from ambiseg.files import write_text
 from ambiseg.metrics import ReliabilityCurve, bootstrap
 
 _FORMAT = "ambiseg.Evaluation/1"
@@ -134,7 +134,7 @@ class Evaluation:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Evaluation:
-        """Read what :meth:`save` wrote; :class:`~ambiseg.data.base.DataError` for anything else."""
+        """Read what :meth:`save` wrote; :class:`~ambiseg._util.errors.DataError` for anything else."""
         try:
             content = json.loads(Path(path).read_bytes())
         except ValueError as error:

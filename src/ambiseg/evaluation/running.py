@@ -9,12 +9,12 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from ambiseg.config import ConfigError
-from ambiseg.data.batching import Batch
+from ambiseg._util.errors import ConfigError
+from ambiseg._util.processes import plain_speech
+from ambiseg.data.loader import Batch
 from ambiseg.data.module import DataModule
 from ambiseg.evaluation.scoring import Rules, Scored, score_batch, settings_of
 from ambiseg.methods.base import Method
-from ambiseg.processes import plain_speech
 
 
 class Part(DataModule):

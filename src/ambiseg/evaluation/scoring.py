@@ -9,9 +9,9 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from ambiseg.config import ConfigError
-from ambiseg.data.base import Flip
-from ambiseg.data.batching import Batch, seed_of
+from ambiseg._util.errors import ConfigError
+from ambiseg.data.case import Flip
+from ambiseg.data.loader import Batch, seed_of
 from ambiseg.evaluation.modes import ModeScores, score_modes
 from ambiseg.masks import MaskDistribution, exact
 from ambiseg.methods.base import Predictive

@@ -1,8 +1,8 @@
 """Methods by name: one file each, all behind the protocol of :mod:`ambiseg.methods.base`."""
 
 from ambiseg.methods.base import Method, Predictive
-from ambiseg.methods.mose import MoSE, MoSEPredictive
-from ambiseg.methods.official import load_official
+from ambiseg.methods.mose.model import MoSE, MoSEPredictive
+from ambiseg.methods.mose.official import load_official
 
 METHODS: dict[str, type[Method]] = {"mose": MoSE}
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ambiseg.data.base import DataError
-from ambiseg.data.readers import Source
+from ambiseg._util.errors import DataError
+from ambiseg.io.source import Source
 from ambiseg.methods.base import Method
 from ambiseg.prediction.inputs import array_source, find_inputs
 from ambiseg.prediction.predictor import Draw, Options, Prediction, Predictor

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ambiseg.data.base import DataError
-from ambiseg.data.layout import IGNORED
-from ambiseg.data.problems import Refused, count, some
-from ambiseg.data.readers import FORMATS, UNREAD, Source, format_of, stem_of, suffix_of
+from ambiseg._util.errors import DataError
+from ambiseg.data.sets.folder.layout import IGNORED
+from ambiseg.io.problems import Refused, count, some
+from ambiseg.io.source import FORMATS, UNREAD, Source, format_of, stem_of, suffix_of
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ambiseg.config import ConfigError
-from ambiseg.data.base import DataError
-from ambiseg.data.readers import How, Source, open_source, stem_of
+from ambiseg._util.errors import ConfigError, DataError
+from ambiseg.io.source import How, Source, open_source, stem_of
 from ambiseg.masks import MaskDistribution
 from ambiseg.methods.base import Method, evaluation
-from ambiseg.methods.mose import MoSE, MoSEPredictive
+from ambiseg.methods.mose.model import MoSE, MoSEPredictive
 from ambiseg.nn import Features
 from ambiseg.nn.pixelhead import as_rows, draw_masks, label_dtype
+from ambiseg.nn.windows import Windows, plan, spacing, stitched
 from ambiseg.prediction.inputs import read_pixels
-from ambiseg.prediction.windows import Windows, plan, spacing, stitched
 from ambiseg.runs import Card, Run, Which, open_run
 
 _KEPT = 1 << 30  # bytes of a volume's features that are kept between its two passes

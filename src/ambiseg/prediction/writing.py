@@ -22,9 +22,9 @@ from typing import Any, Literal
 import numpy as np
 
 from ambiseg import __version__
-from ambiseg.data.base import DataError
-from ambiseg.data.readers import Source
-from ambiseg.files import atomic_folder, atomic_write, write_text
+from ambiseg._util.errors import DataError
+from ambiseg._util.files import atomic_folder, atomic_write, write_text
+from ambiseg.io.source import Source
 from ambiseg.prediction.overview import class_colours, draw_overview, heat
 from ambiseg.prediction.predictor import Prediction
 

@@ -42,8 +42,8 @@ def report(
         data: settings of the run's data to change, such as ``{"root": …}`` for data that have moved.
         quiet: no progress.
     """
-    from ambiseg.config import ConfigError
-    from ambiseg.files import write_text
+    from ambiseg._util.errors import ConfigError
+    from ambiseg._util.files import write_text
     from ambiseg.report.gallery import gather
     from ambiseg.report.page import page
     from ambiseg.runs import SHIPPED, is_shipped, open_run

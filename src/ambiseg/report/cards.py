@@ -8,11 +8,11 @@ from html import escape
 
 import numpy as np
 
-from ambiseg.data.drawing import reader_colours
 from ambiseg.report import pictures
 from ambiseg.report.figures import EXPERTS, VARIABLES, expert_ranks
 from ambiseg.report.gallery import GALLERIES, Gallery, View, Voice
 from ambiseg.report.results import Results
+from ambiseg.viz.drawing import reader_colours
 
 # Lines over an image are in the colours of the dark page, which stand out from grey pixels
 _BRIGHT = ("#6ba8ea", "#f0975a", "#4cc3a2", "#e583b4", "#dcb840", "#a898f0", "#62c6e2", "#bfae98")

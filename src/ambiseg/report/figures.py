@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ambiseg.files import atomic_write
+from ambiseg._util.files import atomic_write
 from ambiseg.report.results import Modes, Results, Setting
 
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ambiseg.data.base import DataError
-from ambiseg.data.batching import Batch, Ticket, seed_of
+from ambiseg._util.errors import DataError
+from ambiseg._util.progress import progress, reporting
 from ambiseg.data.intensity import Intensity
+from ambiseg.data.loader import Batch, Ticket, seed_of
 from ambiseg.data.module import DataModule
-from ambiseg.data.progress import progress, reporting
 from ambiseg.masks import MaskDistribution
 from ambiseg.methods.base import Method, Predictive
-from ambiseg.methods.mose import MoSEPredictive
+from ambiseg.methods.mose.model import MoSEPredictive
 from ambiseg.metrics import sample_diversity
 from ambiseg.report.modes import Paired, pair_up
 from ambiseg.report.pictures import LARGE

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ambiseg.data.base import Flip
-from ambiseg.data.batching import Batch
+from ambiseg.data.case import Flip
+from ambiseg.data.loader import Batch
 from ambiseg.evaluation.modes import iou_with_modes
 from ambiseg.methods.base import Method
-from ambiseg.methods.mose import MoSEPredictive
+from ambiseg.methods.mose.model import MoSEPredictive
 from ambiseg.report import figures, pictures
 from ambiseg.report.figures import Made, make
 from ambiseg.report.results import Modes, Results

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ambiseg.data.drawing import reader_colours
 from ambiseg.report import pictures
 from ambiseg.report.figures import save
 from ambiseg.report.gallery import Gallery, View
 from ambiseg.report.modes import Paired
 from ambiseg.report.results import Results
+from ambiseg.viz.drawing import reader_colours
 
 _TILE, _GAP, _LABEL, _CAPTION = 0.85, 0.05, 0.75, 0.2  # inches
 Tile = tuple[np.ndarray, str]  # pixels and what is written below

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ambiseg.data.drawing import reader_colours
+from ambiseg.viz.drawing import reader_colours
 
 LARGE, SMALL = 288, 144  # pixels of the longer side: images with fine lines over them, and everything else
 GROUND, VOID = "#0d1117", "#7d8590"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ambiseg.data.base import DataError
+from ambiseg._util.errors import DataError
 
 FORMAT = "ambiseg.Evaluation/1"
 

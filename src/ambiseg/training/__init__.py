@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from ambiseg.config import Config, ConfigError, dump
-from ambiseg.data.batching import Batch
-from ambiseg.data.progress import reporting
-from ambiseg.files import atomic_write, write_text
-from ambiseg.processes import first_process, plain_speech
+from ambiseg._util.errors import ConfigError
+from ambiseg._util.files import atomic_write, write_text
+from ambiseg._util.processes import first_process, plain_speech
+from ambiseg._util.progress import reporting
+from ambiseg.config import Config, dump
+from ambiseg.data.loader import Batch
 from ambiseg.runs import Card, Run, build_model
 
 __all__ = ["Stopped", "train"]

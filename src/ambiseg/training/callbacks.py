@@ -14,7 +14,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, RichProgressBar
 
-from ambiseg.files import write_text
+from ambiseg._util.files import write_text
 from ambiseg.runs import write_weights
 from ambiseg.training.fitting import Fitting
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ambiseg.config import Config, OptimizerConfig, Schedule
-from ambiseg.data.batching import Batch, seed_of
+from ambiseg.data.loader import Batch, seed_of
 from ambiseg.methods.base import Method
 from ambiseg.methods.schedules import Linear, Plateau
 from ambiseg.metrics import ged, matched_iou

@@ -1,0 +1,293 @@
+"""From cases to batches: windows, padding of unequal sizes and reader counts, batches that can be repeated exactly."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, DistributedSampler
+
+from ambiseg._util.errors import DataError
+from ambiseg.data.augment import Augment
+from ambiseg.data.case import Case, Cases
+from ambiseg.data.intensity import Intensity
+from ambiseg.masks import MaskDistribution
+from ambiseg.regions import RegionMasks, Regions
+
+Outside = Literal["reflect", "void"]
+Which = Literal["all", "random", "once"] | int
+"""Annotations of a training image: all; one drawn anew each time; one drawn once for good; the one of this number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Images ready for the network, with their annotations.
+
+    Attributes:
+        images: ``[B, C, H, W]`` float32.
+        annotations: M masks an image; absent readers have weight 0, void pixels are in ``valid``. Labels are written
+            out when they are asked for, which training does not.
+        regions: the annotations' partition, as :func:`ambiseg.regions.partition` would make it, up to order.
+        names, patients: B of each.
+    """
+
+    images: Tensor
+    annotations: MaskDistribution
+    regions: Regions
+    names: tuple[str, ...]
+    patients: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """The same batch on another device."""
+        return self._map(lambda x: x.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Batch:
+        """The same batch in memory that a GPU can fetch by itself."""
+        return self._map(lambda x: x.pin_memory())
+
+    def _map(self, move) -> Batch:
+        masks, regions = self.annotations, self.regions
+        regions = Regions(move(regions.index), move(regions.labels), move(regions.size))
+        weights, valid = (None if x is None else move(x) for x in (masks.weights, masks.valid))
+        if isinstance(masks, RegionMasks):
+            masks = RegionMasks.of(regions, masks.spatial, weights, valid, masks.dtype)
+        else:
+            marginal = None if masks.marginal is None else move(masks.marginal)
+            masks = MaskDistribution(move(masks.labels), weights, valid, marginal)
+        return replace(self, images=move(self.images), annotations=masks, regions=regions)
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """Which cases make a batch, and the one number that all its randomness comes from."""
+
+    indices: tuple[int, ...]
+    seed: int
+
+
+def seed_of(*parts: object) -> int:
+    """A 63-bit seed of everything that should matter and nothing else: the same on every machine and in every process.
+
+    >>> seed_of(0, "epoch", 3) == seed_of(0, "epoch", 3), seed_of(0, "epoch", 3) == seed_of(0, "epoch", 4)
+    (True, False)
+    """
+    text = "\x1f".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+class Tickets(DistributedSampler):
+    """The batches of one epoch for one process, by number: a function of (seed, epoch, process) and of nothing else.
+
+    A run that is taken up at epoch e therefore sees what it would have seen, whatever the number of workers. Training
+    batches differ in size by at most one, so none is left too small for batch statistics, and every case is
+    seen once an epoch (with P processes up to P - 1 of them twice, because all must take the same number of steps).
+    Evaluation keeps the order and deals out whole batches: any number of processes makes the same batches with the same
+    seeds, so that their numbers are the same to the last bit.
+    """
+
+    def __init__(
+        self,
+        indices: Sequence[int],
+        batch_size: int,
+        *,
+        shuffle: bool,
+        seed: int = 0,
+        rank: int = 0,
+        processes: int = 1,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"expected a batch size of at least 1, found {batch_size}")
+        if not indices:
+            raise DataError("expected at least one case to load, found none")
+        # DistributedSampler's own fields, so that Lightning recognises it, leaves it in place and calls set_epoch.
+        super().__init__(indices, num_replicas=processes, rank=rank, shuffle=shuffle, seed=seed)  # type: ignore[arg-type]
+        self.indices = list(indices)
+        self.batch_size = batch_size
+
+    def __len__(self) -> int:
+        if self.shuffle:
+            return -(-len(self.indices) // (self.batch_size * self.num_replicas))
+        return len(range(self.rank, -(-len(self.indices) // self.batch_size), self.num_replicas))
+
+    def __iter__(self) -> Iterator[Ticket]:  # type: ignore[override]
+        for number, batch in self._training() if self.shuffle else self._evaluation():
+            yield Ticket(tuple(self.indices[i] for i in batch), seed_of(self.seed, "batch", self.epoch, number))
+
+    def _training(self) -> Iterator[tuple[int, Sequence[int]]]:
+        generator = torch.Generator().manual_seed(seed_of(self.seed, "order", self.epoch))
+        order = torch.randperm(len(self.indices), generator=generator).numpy()
+        order = np.concatenate([order, np.resize(order, -len(order) % self.num_replicas)])
+        batches = np.array_split(order[self.rank :: self.num_replicas], len(self))
+        return ((step * self.num_replicas + self.rank, batch.tolist()) for step, batch in enumerate(batches))
+
+    def _evaluation(self) -> Iterator[tuple[int, Sequence[int]]]:
+        everything = range(len(self.indices))
+        batches = [everything[i : i + self.batch_size] for i in range(0, len(everything), self.batch_size)]
+        return ((number, batches[number]) for number in range(self.rank, len(batches), self.num_replicas))
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which part of an image goes into a batch: ``size`` pixels somewhere (training) or in the middle, or everything.
+
+    Args:
+        size: height and width; ``None`` takes whole images, and pads a batch of unequal ones with void.
+        outside: what lies beyond the border of an image that is too small: its mirror image, or void pixels.
+    """
+
+    size: tuple[int, int] | None = None
+    outside: Outside = "reflect"
+
+    def __post_init__(self) -> None:
+        if self.size is not None and min(self.size) < 1:
+            raise ValueError(f"expected a window of at least 1×1, found {self.size[0]}×{self.size[1]}")
+        if self.outside not in ("reflect", "void"):
+            raise ValueError(f"expected outside reflect or void, found {self.outside!r}")
+
+
+class Loader(Dataset):
+    """``loader[ticket] -> Batch``: reads, cuts, prepares and augments a whole batch at once, in whatever process.
+
+    Args:
+        cases: where to read.
+        intensity: how raw values become input.
+        window: the part of each image that is kept.
+        augment: random operations; ``None`` is none, and then windows are in the middle.
+        annotations: which of the annotations to keep, see :data:`Which`.
+        seed: of the annotations that are drawn once for good.
+    """
+
+    def __init__(
+        self,
+        cases: Cases,
+        intensity: Intensity,
+        window: Window = Window(),  # noqa: B008 - frozen
+        augment: Augment | None = None,
+        annotations: Which = "all",
+        seed: int = 0,
+    ) -> None:
+        if augment is not None and window.size is None and augment.warps:
+            raise ValueError("augment: rotation and scale need a window size")
+        if isinstance(annotations, str) and annotations not in ("all", "random", "once"):
+            raise ValueError(f"expected annotations all, random, once or a number, found {annotations!r}")
+        self.cases, self.intensity, self.window, self.augment = cases, intensity, window, augment
+        self.annotations, self.seed = annotations, seed
+
+    def __getitem__(self, ticket: Ticket) -> Batch:
+        generator = torch.Generator().manual_seed(ticket.seed)
+        cases = [self._choose(self.cases[i], ticket.seed) for i in ticket.indices]
+        for case in cases:
+            if len(case.image) != self.cases.channels:
+                raise DataError(f"{case.name}: expected {self.cases.channels} channels, found {len(case.image)}")
+        size = self.window.size
+        source = size if size is None or self.augment is None else self.augment.source(size)
+        if size is None:
+            corners = [(0, 0)] * len(cases)
+            source = (max(c.size[0] for c in cases), max(c.size[1] for c in cases))
+            outside: Outside = "void"
+        else:
+            assert source is not None
+            corners = [self._corner(case, size, source, generator) for case in cases]
+            outside = self.window.outside
+        images, regions = zip(
+            *(_cut(c, at, source, outside) for c, at in zip(cases, corners, strict=True)), strict=True
+        )
+        pixels = self.intensity(torch.from_numpy(np.stack(images)))
+        codes = torch.from_numpy(np.stack(regions))
+        if self.augment is not None:
+            pixels, codes = self.augment(pixels, codes, generator, size)
+        return _assemble(cases, pixels.contiguous(), codes)
+
+    def _choose(self, case: Case, seed: int) -> Case:
+        """The case with the annotations that this loader is asked for."""
+        if self.annotations == "all":
+            return case
+        M = case.table.shape[1]
+        if isinstance(self.annotations, int):
+            if not 0 <= self.annotations < M:
+                raise DataError(f"{case.name}: expected an annotation number {self.annotations}, found {M} (from 0)")
+            m = self.annotations
+        else:
+            seed = self.seed if self.annotations == "once" else seed
+            u = seed_of(seed, "annotation", case.name) / 2**63
+            m = min(int(np.searchsorted(np.cumsum(case.mass), u, side="right")), M - 1)
+        return replace(case, table=case.table[:, [m]], readers=(case.readers[m],), weights=None)
+
+    def _corner(
+        self, case: Case, size: tuple[int, int], source: tuple[int, int], generator: torch.Generator
+    ) -> tuple[int, int]:
+        """Where the source window starts, so that the window proper lies in the image wherever it can."""
+        corner = []
+        for have, want, around in zip(case.size, size, source, strict=True):
+            free = have - want
+            at = free // 2
+            if self.augment is not None and free > 0:
+                at = int(torch.randint(free + 1, (), generator=generator))
+            corner.append(at - (around - want) // 2)
+        return corner[0], corner[1]
+
+
+def _cut(case: Case, corner: tuple[int, int], size: tuple[int, int], outside: Outside) -> tuple[np.ndarray, np.ndarray]:
+    """A window of the image and of its regions (int32); beyond the border as ``outside`` says, void as region U."""
+    U, (H, W) = len(case.table), case.size
+    top, left = corner
+    bottom, right = top + size[0], left + size[1]
+    if top >= 0 and left >= 0 and bottom <= H and right <= W:
+        return case.image[:, top:bottom, left:right], case.regions[top:bottom, left:right].astype(np.int32)
+    rows, columns = np.arange(top, bottom), np.arange(left, right)
+    y, x = _mirrored(rows, H)[:, None], _mirrored(columns, W)
+    regions = case.regions[y, x].astype(np.int32)
+    if outside == "void":
+        beyond = ((rows < 0) | (rows >= H))[:, None] | (columns < 0) | (columns >= W)
+        regions[beyond] = U
+    return case.image[:, y, x], regions
+
+
+def _mirrored(position: np.ndarray, length: int) -> np.ndarray:
+    """Positions beyond an image folded back into it, the border pixel shared: … 2 1 0 1 2 …"""
+    if length == 1:
+        return np.zeros_like(position)
+    period = 2 * (length - 1)
+    folded = np.abs(position) % period
+    return np.where(folded < length, folded, period - folded)
+
+
+def _assemble(cases: Sequence[Case], images: Tensor, codes: Tensor) -> Batch:
+    """Tables padded to the largest; readers that a case lacks have weight 0; region numbers made labels."""
+    B, U = len(cases), max(len(c.table) for c in cases)
+    M = max(c.table.shape[1] for c in cases)
+    widest = max((c.table.dtype for c in cases), key=lambda dtype: dtype.itemsize)
+    table = np.zeros((B, U + 1, M), widest)  # one row more, for pixels that lie outside
+    weights = np.zeros((B, M), np.float32)
+    void = np.ones((B, U + 1), bool)
+    for b, case in enumerate(cases):
+        rows, columns = case.table.shape
+        table[b, :rows, :columns] = case.table
+        weights[b, :columns] = case.mass
+        void[b, :rows] = False if case.void is None else case.void
+    index = codes.flatten(1).long()
+    said = torch.from_numpy(table.astype(np.int64 if widest.itemsize > 2 else widest, copy=False))
+    image = torch.arange(B)[:, None]
+    hidden = torch.from_numpy(void)[image, index]
+    anywhere = bool(hidden.any())
+    equal = bool((weights == weights[:, :1]).all())
+    if anywhere:
+        index = torch.where(hidden, U, index)
+    size = torch.zeros(B, U + 1, dtype=torch.long).scatter_add_(1, index, torch.ones_like(index))
+    regions = Regions(index, said[:, :U].transpose(1, 2).long().contiguous(), size[:, :U].contiguous())
+    annotations = RegionMasks.of(
+        regions,
+        codes.shape[1:],
+        weights=None if equal else torch.from_numpy(weights),
+        valid=~hidden.view(codes.shape) if anywhere else None,
+        dtype=said.dtype,
+    )
+    return Batch(images, annotations, regions, tuple(c.name for c in cases), tuple(c.patient for c in cases))

@@ -1,0 +1,1 @@
+"""The data sets, one module or folder each."""

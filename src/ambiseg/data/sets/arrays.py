@@ -1,0 +1,116 @@
+"""A whole data set in one ``.npz``: how small collections are often shared."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ambiseg._util.errors import DataError
+from ambiseg.data.case import Case, Cases, digest
+from ambiseg.data.intensity import Intensity
+from ambiseg.data.sets.folder.settings import plain_names
+
+
+class Arrays(Cases):
+    """Images and masks of all cases as the arrays of one .npz file.
+
+    Needed are ``image [N, H, W]`` (or ``[N, H, W, C]``) and ``masks [N, M, H, W]`` of class ids; ``name``, ``patient``
+    and ``split``, one text a case, are taken where they are there, any other array is left alone. An empty mask is an
+    opinion: the reader saw nothing. Pickled objects are refused.
+
+    Args:
+        root: the file.
+        classes: names of the class ids, or their number.
+        title: what the data are; the file's name unless given.
+        intensity: how raw values become input: ``{"low": -1000, "high": 400, "mean": -300, "std": 700}``.
+        void: a class id that marks pixels that count nowhere.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        classes: Sequence[str] | int = 2,
+        title: str | None = None,
+        intensity: Intensity | dict[str, Any] | None = None,
+        void: int | None = None,
+    ) -> None:
+        self._path = Path(root)
+        arrays = _read(self._path)
+        self._images, self._masks, self._void = arrays["image"], arrays["masks"], void
+        self.classes = plain_names(classes) if isinstance(classes, int) else tuple(classes)
+        self.evaluated = tuple(range(1, len(self.classes)))
+        self.title = title or self._path.stem
+        self.channels = 1 if self._images.ndim == 3 else self._images.shape[3]
+        if isinstance(intensity, dict):
+            intensity = Intensity(**intensity)
+        self.intensity = Intensity.for_dtype(self._images.dtype) if intensity is None else intensity
+        count = len(self._images)
+        self.names = arrays.get("name", [f"case-{i:0{len(str(count))}d}" for i in range(count)])
+        self.patients = arrays.get("patient", self.names)
+        self.declared = arrays.get("split")
+        self._check()
+
+    def __getitem__(self, index: int) -> Case:
+        image, labels = self._images[index], self._masks[index]
+        valid = None if self._void is None else (labels != self._void).all(0)
+        return Case.of(
+            image[None] if image.ndim == 2 else np.moveaxis(image, -1, 0),
+            labels if valid is None else np.where(valid, labels, 0),
+            name=self.names[index],
+            patient=self.patients[index],
+            valid=valid,
+        )
+
+    def state(self) -> str:
+        about = self._path.stat()
+        said = f"{self._path.resolve()} {about.st_size} {about.st_mtime_ns} {self.classes} {self._void}"
+        return digest("arrays", said, self.title, repr(self.intensity))
+
+    def _check(self) -> None:
+        if len(set(self.names)) < len(self.names):
+            raise DataError(f"{self._path}: expected a name of its own for every case, found some twice")
+        found = {int(c) for c in np.unique(self._masks)} - {self._void}
+        if beyond := sorted(c for c in found if not 0 <= c < len(self.classes)):
+            of = next(i for i, masks in enumerate(self._masks) if (masks == beyond[0]).any())
+            expected = f"class ids below {len(self.classes)}" + ("" if self._void is None else f" or void {self._void}")
+            raise DataError(f"{self._path}: case {self.names[of]!r}: expected {expected}, found {beyond[0]}")
+
+
+def load_npz(path: Path, needed: Sequence[str], wanted: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """The arrays ``needed`` and those of ``wanted`` that are there; :class:`DataError` names the file."""
+    if not path.is_file():
+        raise DataError(f"{path}: expected an .npz file, found {'a folder' if path.is_dir() else 'no such file'}")
+    try:
+        with open(path, "rb") as handle:  # ours to close: NumPy leaves the file of a damaged archive open
+            file = np.load(handle, allow_pickle=False)
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise DataError(f"{path}: expected an .npz file of several arrays, found a single array")
+            if missing := [key for key in needed if key not in file.files]:
+                raise DataError(f"{path}: expected the arrays {' and '.join(needed)}, found no {missing[0]}")
+            return {key: file[key] for key in dict.fromkeys((*needed, *wanted)) if key in file.files}
+    except DataError:
+        raise
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: expected an .npz file of plain arrays, found {error}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    arrays: dict[str, Any] = load_npz(path, ("image", "masks"), ("name", "patient", "split"))
+    texts = {key: arrays.pop(key) for key in ("name", "patient", "split") if key in arrays}
+    image, masks = arrays["image"], arrays["masks"]
+    fits = image.ndim in (3, 4) and masks.ndim == 4 and len(image) == len(masks) > 0
+    if not fits or image.shape[1:3] != masks.shape[2:] or not masks.shape[1]:
+        shapes = f"{list(image.shape)} and {list(masks.shape)}"
+        raise DataError(f"{path}: expected image [N, H, W(, C)] and masks [N, M, H, W], found {shapes}")
+    if masks.dtype.kind not in "bui" or image.dtype.kind not in "buif":
+        raise DataError(f"{path}: expected numbers and class ids, found {image.dtype} and {masks.dtype}")
+    for key, values in texts.items():
+        if values.shape != (len(image),):
+            raise DataError(f"{path}: expected one {key} for each of {len(image)} cases, found {list(values.shape)}")
+        arrays[key] = [str(value) for value in values]
+    return arrays

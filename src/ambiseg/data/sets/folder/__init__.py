@@ -1,0 +1,1 @@
+"""A folder of images and of masks by reader."""

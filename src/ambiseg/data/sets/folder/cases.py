@@ -1,0 +1,401 @@
+"""Your own data: a folder of images and masks, or a manifest that names them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ambiseg._util.progress import progress
+from ambiseg.data.case import Case, Cases, digest
+from ambiseg.data.intensity import Intensity
+from ambiseg.data.sets.folder.labels import Convention, Values, by_value, declared_convention, observed_convention
+from ambiseg.data.sets.folder.layout import Entry, Listing, MaskFile, list_folder
+from ambiseg.data.sets.folder.manifest import find_manifest, list_manifest
+from ambiseg.data.sets.folder.settings import Labels, Settings, Target
+from ambiseg.io.problems import Problem, Refused, count
+from ambiseg.io.source import How, Source, format_of, open_source
+
+_BUDGET = 512 << 20  # bytes of decoded volumes that are kept; those of the case at hand are, whatever they take
+_STACKS = ("TIFF", "NumPy", "NIfTI", "DICOM")  # files that may hold several slices
+_FIRST = 25  # images that tell the checker what is usual
+
+
+class Folder(Cases):
+    """Images and the masks of their readers, from files: PNG, JPEG, BMP, TIFF, npy, npz, NIfTI and DICOM.
+
+        data/images/a.png   data/masks/Ann/a.png   data/masks/Bob/a.png   …
+
+    A reader may be missing on some images. A volume's slices are cases of their own, with one patient. Void is a
+    property of the pixel: it counts nowhere if any reader called it void. Files are listed at once and read when a
+    case is asked for; if neither ``labels`` nor ``classes`` says what the masks hold, all masks are looked through
+    once, when that is first needed.
+
+    Args:
+        root: a folder with ``images/`` and ``masks/``, one with a manifest, or the manifest.
+        quiet: no progress on the error stream.
+        settings: any of :class:`~ambiseg.data.sets.folder.settings.Settings`; arguments of the same name win over
+            them, and both win over the folder's ``ambiseg.json``.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> root = Path(tempfile.mkdtemp())
+    >>> for part, value in [("images", 90), ("masks/Ann", 255), ("masks/Bob", 0)]:
+    ...     (root / part).mkdir(parents=True)
+    ...     Image.fromarray(np.full((4, 4), value, np.uint8)).save(root / part / "a.png")
+    >>> cases = Folder(root)
+    >>> cases.names, cases.classes, cases[0].readers, cases[0].labels[:, 0, 0].tolist()
+    (['a'], ('background', 'foreground'), ('Ann', 'Bob'), [1, 0])
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        title: str | None = None,
+        classes: Sequence[str] | int | None = None,
+        evaluated: Sequence[int] | None = None,
+        void: int | None = None,
+        labels: Labels | None = None,
+        colours: Mapping[str, Target] | None = None,
+        channels: int | None = None,
+        intensity: Intensity | None = None,
+        patient: str | None = None,
+        images: str | None = None,
+        masks: str | None = None,
+        image_name: str | None = None,
+        mask_name: str | Mapping[str, str] | None = None,
+        axes: str | None = None,
+        axis: int | None = None,
+        slices: str | None = None,
+        missing: str | None = None,
+        geometry: str | None = None,
+        dicom: str | None = None,
+        settings: Settings | None = None,
+        quiet: bool = False,
+    ) -> None:
+        arguments = dict(locals())
+        given = Settings(**{setting.name: arguments[setting.name] for setting in fields(Settings)})
+        self._start(Path(root), given.over(settings or Settings()), quiet, strict=True)
+
+    @classmethod
+    def tolerant(cls, root: str | os.PathLike[str], settings: Settings | None = None, quiet: bool = False) -> Folder:
+        """The same, but problems are collected in ``problems`` instead of raised: for the checker."""
+        folder = cls.__new__(cls)
+        folder._start(Path(root), settings or Settings(), quiet, strict=False)
+        return folder
+
+    def _start(self, root: Path, given: Settings, quiet: bool, strict: bool) -> None:
+        if not root.exists():
+            raise Refused.of("E001", root, "expected a folder or a manifest, found nothing of that name")
+        manifest = find_manifest(root)
+        self.root = manifest.parent if manifest else root
+        self.settings = given.over(Settings.load(self.root))
+        self.title = self.settings.title or self.root.resolve().name
+        self.problems: list[Problem] = []
+        self.seen: Values | None = None  # in the masks, once they were looked through
+        self._quiet, self._strict = quiet, strict
+        self._sources: OrderedDict[tuple[Path, bool], Source] = OrderedDict()
+        self._kept = 0
+        listing = list_manifest(manifest) if manifest else list_folder(self.root, self.settings)
+        self._take(listing)
+
+    def _take(self, listing: Listing) -> None:
+        """Cases from the listing: one for a picture, one for each slice of a volume."""
+        skip = self.settings.missing == "skip"
+        for problem in listing.problems:
+            if not (skip and problem.code == "E101"):
+                self._report(problem)
+        self.entries = [entry for entry in listing.entries if entry.masks]
+        if not self.entries and self._strict:
+            raise Refused.of("E004", self.root, "expected at least one image with a mask, found none")
+        if len({entry.split is None for entry in self.entries}) > 1:
+            bare = next(entry for entry in self.entries if entry.split is None)
+            some = count(sum(entry.split is None for entry in self.entries), "case")
+            self._report(
+                Problem("E008", str(bare.image), f"expected a split for all cases or none, found {some} without")
+            )
+        self._most = 1 + max((len(entry.masks) for entry in self.entries), default=0)  # files of one case
+        self._cases: list[tuple[int, int]] = []  # entry, slice
+        names: list[str] = []
+        for number, entry in enumerate(progress(self.entries, len(self.entries), "listing", self._quiet)):
+            try:
+                kept, total = self._slices(entry)
+            except Refused as refused:
+                self._report(refused.problem)
+                continue
+            digits = max(3, len(str(total - 1)))
+            self._cases += [(number, k) for k in kept]
+            names += [entry.name if total == 1 else f"{entry.name}#{k:0{digits}}" for k in kept]
+        self.names = names
+        self.patients = [self._patient(self.entries[number]) for number, _ in self._cases]
+        declared = [self.entries[number].split for number, _ in self._cases]
+        self.declared = [split for split in declared if split] if all(declared) and declared else None
+
+    def _report(self, problem: Problem) -> None:
+        if self._strict and problem.severity == "error":
+            raise Refused(problem)
+        self.problems.append(problem)
+
+    def _patient(self, entry: Entry) -> str:
+        if self.settings.patient is not None:
+            if fits := re.search(self.settings.patient, entry.name):
+                return fits[1] if fits.re.groups and fits[1] else fits[0]
+            message = f"expected {self.settings.patient!r} to find the patient in {entry.name!r}, found nothing"
+            self._report(Problem("E009", str(entry.image), message))
+        return entry.patient or entry.name
+
+    def _slices(self, entry: Entry) -> tuple[list[int], int]:
+        """Which slices of an image are cases, and how many it has."""
+        image = self._grid(entry)
+        if image is None:
+            return [0], 1  # a picture, and nothing was opened to know it
+        every = list(range(image.slices))
+        if self.settings.slices != "marked" or image.slices == 1:
+            return every, image.slices
+        marked = np.zeros(image.slices, bool)
+        for mask in entry.masks:
+            source = self._open(mask.path, mask=True, like=image)
+            for k in range(min(source.slices, image.slices)):
+                marked[k] |= bool((source.read(k) != 0).any())
+        return [k for k in every if marked[k]], image.slices
+
+    # -- what is known without reading a pixel, or after looking at one image or through the masks ---------------------
+
+    @cached_property
+    def convention(self) -> Convention:
+        """What the values in the masks mean; looks through all masks if the settings do not say."""
+        declared = declared_convention(self.settings)
+        if declared is not None:
+            return declared
+        self.seen = seen = Values()
+        for path, mask in progress(self._raw_masks(), self._mask_count, "looking through the masks", self._quiet):
+            try:
+                seen.add(mask, path)
+            except Refused:
+                if self._strict:
+                    raise  # the checker meets it again, and reports it with the case
+        try:
+            return observed_convention(seen, self.settings)
+        except Refused as refused:
+            self._report(refused.problem)
+            return by_value(seen)  # so that the checker can go on
+
+    @property
+    def _mask_count(self) -> int:
+        return sum(len(self.entries[number].masks) for number, _ in self._cases)
+
+    def _raw_masks(self) -> Iterator[tuple[Path, np.ndarray]]:
+        for number, k in self._cases:
+            entry = self.entries[number]
+            for mask in entry.masks:
+                try:
+                    source = self._open(mask.path, mask=True, like=self._grid(entry))
+                    if source.format == "JPEG":
+                        raise _lossy(mask.path)
+                    yield mask.path, source.read(min(k, source.slices - 1))
+                except Refused:
+                    if self._strict:
+                        raise
+
+    def _grid(self, entry: Entry) -> Source | None:
+        """The image, if it may hold several slices or have a place in space: those of its masks must be the same."""
+        stack = entry.image.is_dir() or format_of(entry.image) in _STACKS
+        return self._open(entry.image) if stack else None
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.convention.classes
+
+    @cached_property
+    def evaluated(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.settings.evaluated or tuple(range(1, len(self.classes)))
+
+    @cached_property
+    def _first(self) -> tuple[str, int, np.dtype]:
+        """Name, channels and number type of the first image that can be opened: the others must be like it.
+
+        The checker is to say which image is unlike the others, so to it the commonest kind among the first ones counts.
+        """
+        kinds: dict[tuple[int, np.dtype], list[str]] = {}  # names of the images of each
+        for number in list(dict.fromkeys(number for number, _ in self._cases))[: 1 if self._strict else _FIRST]:
+            try:
+                source = self._open(self.entries[number].image)
+                kinds.setdefault((source.channels, source.dtype), []).append(source.path.name)
+            except Refused:
+                if self._strict:
+                    raise
+        channels, dtype = kind = max(kinds, key=lambda kind: len(kinds[kind]), default=(1, np.dtype("u1")))
+        return kinds.get(kind, [""])[0], channels, dtype
+
+    @cached_property
+    def channels(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.settings.channels or self._first[1]
+
+    @cached_property
+    def intensity(self) -> Intensity:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.settings.intensity or Intensity.for_dtype(self._first[2])
+
+    def state(self) -> str:
+        """Of the settings, and of names, sizes and times of all files; no file is read."""
+        parts = [repr(sorted(self.settings.as_dict().items()))]
+        for entry in self.entries:
+            for path in (entry.image, *(mask.path for mask in entry.masks)):
+                files = sorted(path.iterdir()) if path.is_dir() else [path]
+                parts += [f"{file.name} {(about := file.stat()).st_size} {about.st_mtime_ns}" for file in files]
+            parts += [entry.name, str(entry.patient), str(entry.split)]
+            parts += [f"{mask.reader} {mask.weight}" for mask in entry.masks]
+        return digest(*parts)
+
+    def file_of(self, index: int, reader: str | None = None) -> Path:
+        """Where a case's image is, or the mask of one of its readers."""
+        entry = self.entries[self._cases[index][0]]
+        return next((mask.path for mask in entry.masks if mask.reader == reader), entry.image)
+
+    def readers_of(self, index: int) -> list[str]:
+        """Who drew a mask of this case, readable or not."""
+        return [mask.reader for mask in self.entries[self._cases[index][0]].masks]
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: int) -> Case:
+        case, problems = self.read(index)
+        for problem in problems:
+            if problem.severity == "error":
+                raise Refused(problem)
+        assert case is not None
+        return case
+
+    def read(self, index: int) -> tuple[Case | None, list[Problem]]:
+        """One case from as many of its files as can be read, and what is wrong with the others."""
+        number, k = self._cases[index]
+        entry = self.entries[number]
+        problems: list[Problem] = []
+        try:
+            source = self._open(entry.image)
+            problems += source.notes if k == 0 else ()
+            image = self._image(source, k)
+        except Refused as refused:
+            return None, [refused.problem]
+        labels: list[np.ndarray] = []
+        voids: list[np.ndarray] = []
+        readers: list[MaskFile] = []
+        for mask in entry.masks:
+            try:
+                ids, void = self._mask(mask, source, k)
+            except Refused as refused:
+                problems.append(refused.problem)
+                continue
+            labels.append(ids)
+            readers.append(mask)
+            voids += [void] if void is not None else []
+        if not labels:
+            return None, problems
+        stack, valid = np.stack(labels), None
+        if voids:
+            valid = ~np.any(voids, axis=0)
+            stack = stack * valid  # whatever others called a void pixel makes no region of its own
+            if not valid.any():
+                problems.append(
+                    Problem("W311", str(entry.image), "expected a pixel that counts, found that all are void")
+                )
+        weights = [reader.weight for reader in readers]
+        case = Case.of(
+            image,
+            stack,
+            name=self.names[index],
+            patient=self.patients[index],
+            readers=[reader.reader for reader in readers],
+            weights=None if all(w is None for w in weights) else np.array([1.0 if w is None else w for w in weights]),
+            valid=valid,
+        )
+        return case, problems
+
+    def _image(self, source: Source, k: int) -> np.ndarray:
+        image = source.read(k)
+        wanted = self.channels
+        if len(image) != wanted and self.settings.channels == 3 and len(image) == 1:
+            image = np.repeat(image, 3, 0)
+        elif len(image) != wanted and self.settings.channels == 1 and len(image) == 3:
+            if (tinted := int(((image[0] != image[1]) | (image[0] != image[2])).sum())) > 0:
+                message = f"expected a grey image, found {count(tinted, 'pixel')} in colour"
+                raise Refused.of("E308", source.path, message, 'declare "channels": 3')
+            image = image[:1]
+        if len(image) != wanted:
+            like = f"as {self._first[0]}" if self.settings.channels is None else "as declared"
+            raise Refused.of("E308", source.path, f"expected {count(wanted, 'channel')} {like}, found {len(image)}")
+        first, _, dtype = self._first
+        if image.dtype != dtype and image.dtype.kind in "if" and dtype.kind in "if":
+            same = image.astype(dtype)  # medical images of one unit come in several types; what fits is the same image
+            image = same if np.array_equal(same, image) else image
+        if self.settings.intensity is None and image.dtype != dtype:
+            message = f"expected {dtype} as {first}, found {image.dtype}"
+            raise Refused.of("E309", source.path, message)
+        if image.dtype.kind == "f" and (wrong := int((~np.isfinite(image)).sum())):
+            raise Refused.of(
+                "E206", source.path, f"expected finite values, found {count(wrong, 'value')} nan or infinite"
+            )
+        return image
+
+    def _mask(self, mask: MaskFile, image: Source, k: int) -> tuple[np.ndarray, np.ndarray | None]:
+        source = self._open(mask.path, mask=True, like=image)
+        if source.format == "JPEG" and self.convention.kind != "threshold":
+            raise _lossy(mask.path)
+        if (source.slices, *source.size) != (image.slices, *image.size):
+            message = f"expected {image.form} as its image {image.path.name}, found {source.form}"
+            raise Refused.of("E301", mask.path, message, self._size_advice(image, source))
+        if image.affine is not None and source.affine is not None and self.settings.geometry != "ignore":
+            from ambiseg.io.medical import distance
+
+            if (miss := distance(image, source)) is not None:
+                message = f"expected the grid of {image.path.name}, found corners {miss:.3g} mm away from its own"
+                raise Refused.of("E302", mask.path, message)
+        return self.convention(source.read(k), mask.path)
+
+    def _size_advice(self, image: Source, mask: Source) -> str:
+        if image.size == mask.size[::-1] and image.slices == mask.slices:
+            if image.format == "JPEG":  # whoever drew the mask may not have seen the picture the way it is shown
+                return "the image may be turned by its EXIF orientation: turn the mask the same way, or remove the tag"
+            return "the mask seems to lie on its side: swap its rows and columns"
+        if image.format == "NumPy" and image.size[1] in (3, 4) and self.settings.axes is None:
+            return 'if the last axis of the image is colour, declare "axes": "HWC"'
+        if image.format == "NumPy" and image.slices in (3, 4) and mask.slices == 1 and self.settings.axes is None:
+            return 'if the first axis of the image is colour, declare "axes": "CHW"'
+        return ""
+
+    def _open(self, path: Path, mask: bool = False, like: Source | None = None) -> Source:
+        """A file's header. Volumes are kept, the least used going first, so that slices need not be decoded anew."""
+        key = (path, mask)
+        if key in self._sources:
+            self._sources.move_to_end(key)
+            return self._sources[key]
+        how = How(
+            mask=mask,
+            coloured=self.settings.colours is not None,
+            axes=self.settings.axes,
+            axis=2 if self.settings.axis is None else self.settings.axis,
+            like=like,
+            geometry=self.settings.geometry != "ignore",
+        )
+        source = open_source(path, how)
+        if source.slices > 1:
+            self._sources[key] = source
+            self._kept += source.nbytes
+            while self._kept > _BUDGET and len(self._sources) > self._most:
+                _, old = self._sources.popitem(last=False)
+                self._kept -= old.nbytes
+        return source
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without what is open: a worker process opens its own."""
+        return {**self.__dict__, "_sources": OrderedDict(), "_kept": 0}
+
+
+def _lossy(path: Path) -> Refused:
+    return Refused.of("E205", path, "expected a mask without loss, found JPEG, whose values are not class ids")

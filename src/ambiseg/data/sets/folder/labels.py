@@ -1,0 +1,282 @@
+"""What the numbers or colours in mask files mean: one convention for a whole data set, from file to class ids."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from ambiseg.data.sets.folder.settings import Settings, Target, colour_code, plain_names
+from ambiseg.io.problems import Refused, count, some
+
+MOST = 64  # classes that a data set may have without declaring them; soft edges of a drawing make up to 256 values
+_NONE = 1 << 16  # in a table of targets: a value that has no meaning
+_VOID = _NONE + 1
+
+
+@dataclass
+class Values:
+    """What is in the mask files of a data set: which numbers, and a file that holds each.
+
+    >>> seen = Values()
+    >>> seen.add(np.array([[[0, 255]]], np.uint8), Path("a.png"))
+    >>> sorted(seen.numbers), seen.bits
+    ([0, 255], False)
+    """
+
+    numbers: dict[int, Path] = field(default_factory=dict)
+    masks: Counter[int] = field(default_factory=Counter)  # that hold each number
+    bits: bool = False  # some files have one bit a pixel, which is 0 and 1 under every convention
+    colours: Counter[int] = field(default_factory=Counter)  # pixels of each 24-bit colour, of masks that are no grey
+
+    def add(self, mask: np.ndarray, path: Path) -> None:
+        """Look at one mask ``[C, H, W]`` as its file has it. Raises ``DataError`` if it cannot hold class ids."""
+        try:
+            grey = _one_channel(mask, path)
+        except Refused:
+            if len(mask) == 3 and mask.dtype == np.uint8 and len(self.colours) <= MOST:
+                found, pixels = np.unique(_codes(mask), return_counts=True)
+                self.colours.update(dict(zip(found.tolist(), pixels.tolist(), strict=True)))
+            raise
+        if grey.dtype == np.bool_:
+            self.bits = True
+            return
+        for number in distinct(_whole(grey, path)).tolist():
+            self.numbers.setdefault(number, path)
+            self.masks[number] += 1
+
+    def colour_table(self) -> dict[str, int]:
+        """A class for each colour, the commonest first: what ``colours`` may say if all masks are in colour."""
+        if not 0 < len(self.colours) <= MOST or self.bits or set(self.numbers) - {0}:
+            return {}
+        return {f"#{code:06x}": i for i, (code, _) in enumerate(self.colours.most_common())}
+
+
+@dataclass(frozen=True)
+class Convention:
+    """From mask files to class ids, the same for every mask of a data set.
+
+    Args:
+        kind: ``ids``, ``binary``, ``table``, ``threshold`` or ``colours``.
+        classes: names of the class ids.
+        void: the value that marks void pixels, for ``ids`` and ``binary``.
+        table: for each value or 24-bit colour a class id or "void", for ``table`` and ``colours``.
+        threshold: the smallest value of class 1.
+
+    >>> drawn = Convention("binary", ("background", "disc"))
+    >>> ids, void = drawn(np.array([[[0, 255, 255]]], np.uint8), Path("a.png"))
+    >>> ids, void
+    (array([[0, 1, 1]], dtype=uint8), None)
+    """
+
+    kind: Literal["ids", "binary", "table", "threshold", "colours"]
+    classes: tuple[str, ...]
+    void: int | None = None
+    table: Mapping[int, Target] | None = None
+    threshold: int = 0
+
+    def __call__(self, mask: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+        """One mask ``[C, H, W]`` as its file has it -> class ids ``[H, W]`` and where it is void, if anywhere."""
+        if self.kind == "colours":
+            return self._from_colours(mask, path)
+        grey = _one_channel(mask, path)
+        if self.kind == "threshold":
+            if grey.dtype == np.bool_:
+                return grey.astype(np.uint8), None
+            return (grey >= self.threshold).astype(np.uint8), None
+        if grey.dtype == np.bool_ and self.kind != "table":
+            return grey.astype(np.uint8), None
+        return self._translate(_whole(grey.astype(np.uint8) if grey.dtype == np.bool_ else grey, path), path)
+
+    def _target(self, value: int) -> int:
+        if self.void is not None and value == self.void:
+            return _VOID
+        if self.kind == "ids":
+            return value if value < len(self.classes) else _NONE
+        table: Mapping[int, Target] = {0: 0, 255: 1} if self.kind == "binary" else self.table or {}
+        target = table.get(value, _NONE)
+        return target if isinstance(target, int) else _VOID
+
+    def _translate(self, values: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+        found = distinct(values)
+        targets = np.array([self._target(int(value)) for value in found])
+        if (targets == _NONE).any():
+            wrong = [int(value) for value in found[targets == _NONE]]
+            pixels = int(np.isin(values, wrong).sum())
+            noun = "value" if len(wrong) == 1 else "values"
+            found_text = f"{noun} {some(wrong)} in {count(pixels, 'pixel')}"
+            raise Refused.of("E303", path, f"expected {self.text}, found {found_text}", self._advice(set(wrong)))
+        if len(found) and found[-1] < 1 << 16:
+            table = np.zeros(int(found[-1]) + 1, np.uint32)
+            table[found] = targets
+            ids = table[values]
+        else:
+            ids = targets[np.searchsorted(found, values)]
+        return _without_void(ids, len(self.classes))
+
+    def _from_colours(self, mask: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+        if mask.shape[0] != 3 or mask.dtype != np.uint8:
+            found = f"{count(mask.shape[0], 'channel')} of {mask.dtype}"
+            raise Refused.of(
+                "E304", path, f"expected a mask in 8-bit colour, found {found}", "save all masks in colour"
+            )
+        codes = _codes(mask)
+        found, index, pixels = np.unique(codes, return_inverse=True, return_counts=True)
+        table = self.table or {}
+        said = [table.get(int(code), _NONE) for code in found]
+        targets = np.array([target if isinstance(target, int) else _VOID for target in said])
+        if (targets == _NONE).any():
+            wrong = sorted(((int(pixels[i]), int(found[i])) for i in np.flatnonzero(targets == _NONE)), reverse=True)
+            colours = some([f"#{code:06x} ({n:,} px)" for n, code in wrong], 4)
+            raise Refused.of("E304", path, f"expected the {len(table)} declared colours, found {colours}")
+        return _without_void(targets[index.reshape(codes.shape)], len(self.classes))
+
+    @property
+    def text(self) -> str:
+        """What a mask may hold, in words."""
+        void = "" if self.void is None else f" or {self.void} (void)"
+        if self.kind == "ids":
+            return f"class ids 0 … {len(self.classes) - 1}{void}"
+        if self.kind == "binary":
+            return f"0 and 255{void}"
+        return f"the declared values {some(sorted(self.table or {}), 12)}{void}"
+
+    def _advice(self, wrong: set[int]) -> str:
+        if self.kind == "binary" and wrong == {1}:
+            return 'masks of 0 and 1 need no table: "labels": "ids"; but all masks must be alike'
+        if self.kind == "binary":
+            return 'remove soft edges, or cut them: "labels": {"threshold": 128}'
+        if wrong == {255} and self.void is None:
+            return 'if 255 marks pixels that do not count, declare "void": 255'
+        return ""
+
+
+def declared_convention(settings: Settings) -> Convention | None:
+    """The convention that follows from the settings alone; ``None`` if masks must be looked at to know it."""
+    names, labels = settings.class_names, settings.labels
+    if settings.colours is not None:
+        table = {colour_code(colour): target for colour, target in settings.colours.items()}
+        return Convention("colours", names or _named(table.values()), table=table)
+    if isinstance(labels, Mapping):
+        if "threshold" in labels:
+            return Convention("threshold", names or plain_names(2), threshold=int(labels["threshold"]))
+        mapped = {int(value): target for value, target in labels.items()}
+        return Convention("table", names or _named(mapped.values()), settings.void, mapped)
+    if labels == "binary":
+        return Convention("binary", names or plain_names(2), settings.void)
+    if names is not None and (labels == "ids" or len(names) > 2):
+        return Convention("ids", names, settings.void)
+    return None
+
+
+def observed_convention(seen: Values, settings: Settings) -> Convention:
+    """The convention of masks that hold the values ``seen``, all masks of the data set together.
+
+    Binary if there is 255 and nothing but 0 besides; class ids otherwise, of which there are as many as the largest
+    says. That is refused where it would be far-fetched: more than ``MOST`` classes, or most of them never marked.
+
+    >>> seen = Values({0: Path("a.png"), 255: Path("b.png")})
+    >>> observed_convention(seen, Settings()).kind
+    'binary'
+    """
+    numbers = sorted(set(seen.numbers) - {settings.void})
+    names = settings.class_names
+    if settings.labels != "ids" and 255 in numbers and set(numbers) <= {0, 255}:
+        return Convention("binary", names or plain_names(2), settings.void)
+    if names is not None:
+        return Convention("ids", names, settings.void)
+    largest = max([*numbers, 1])
+    present = len(set(numbers) | {0})
+    if (largest >= MOST or present * 2 < largest + 1) and settings.labels != "ids":
+        # The rarest value is the likeliest slip, and its mask the one to look at; the largest, if all are alike.
+        odd = min((n for n in numbers if n), key=lambda n: (seen.masks[n], -n))
+        numbers = _with_bits(seen, numbers)
+        message = f"expected class ids 0, 1, 2 … or 0 and 255 in all masks, found values {some(numbers, 8)} in them"
+        alone = seen.masks[odd] == 1 and (seen.bits or max(seen.masks.values()) > 1)
+        message += f", {odd} in {'this mask alone' if alone else count(seen.masks[odd], 'mask')}"
+        slip = f"correct the mask if {odd} is a slip, or " if alone and len(numbers) <= 8 else ""
+        raise Refused.of("E306", seen.numbers[odd], message, slip + _clarify(numbers))
+    return Convention("ids", plain_names(largest + 1), settings.void)
+
+
+def by_value(seen: Values) -> Convention:
+    """Each value a class of its own: for looking at masks whose meaning is not clear."""
+    numbers = _with_bits(seen, sorted(seen.numbers))[: 1 << 15]
+    return Convention("table", tuple(f"value {n}" for n in numbers), table={n: i for i, n in enumerate(numbers)})
+
+
+def _with_bits(seen: Values, numbers: list[int]) -> list[int]:
+    return sorted({0, 1, *numbers}) if seen.bits else numbers
+
+
+def _clarify(numbers: list[int]) -> str:
+    """Lines for ambiseg.json that would settle what the values mean."""
+    rest = [n for n in numbers if n != 255]
+    if 255 in numbers and rest and rest[-1] < MOST and len(rest) * 2 > rest[-1]:
+        mixed = ", or save all masks alike if 1 and 255 mean the same" if set(rest) <= {0, 1} else ""
+        return f'if 255 marks pixels that do not count, declare "void": 255{mixed}'
+    if len(numbers) <= 8:
+        table = ", ".join(f'"{value}": {i}' for i, value in enumerate(numbers))
+        return f'declare what each value means: "labels": {{{table}}}'
+    return 'declare "classes" if these are class ids, or cut soft edges: "labels": {"threshold": 128}'
+
+
+def _named(targets: Iterable[Target]) -> tuple[str, ...]:
+    return plain_names(max([*(t for t in targets if isinstance(t, int)), 1]) + 1)
+
+
+def _one_channel(mask: np.ndarray, path: Path) -> np.ndarray:
+    """``[H, W]``; a picture in colour counts as grey only if every pixel of it is."""
+    if mask.shape[0] == 1:
+        return mask[0]
+    if mask.shape[0] == 3:
+        tinted = (mask[0] != mask[1]) | (mask[0] != mask[2])
+        if not tinted.any():
+            return mask[0]
+        red, green, blue = mask[:, tinted].astype(np.int64)
+        codes, pixels = np.unique(red << 32 | green << 16 | blue, return_counts=True)
+        common = [int(code) for code in codes[np.argsort(-pixels, kind="stable")]]
+        colours = [f"#{code >> 32:02x}{code >> 16 & 0xFFFF:02x}{code & 0xFFFF:02x}" for code in common]
+        found = f"found {count(int(tinted.sum()), 'pixel')} in colour: {some(colours, 4)}"
+        raise Refused.of("E307", path, f"expected one number a pixel, {found}")
+    raise Refused.of("E305", path, f"expected one number a pixel, found {mask.shape[0]}")
+
+
+def _codes(mask: np.ndarray) -> np.ndarray:
+    """24-bit colours ``[H, W]`` of three channels of bytes."""
+    return mask[0].astype(np.uint32) << 16 | mask[1].astype(np.uint32) << 8 | mask[2]
+
+
+def _whole(values: np.ndarray, path: Path) -> np.ndarray:
+    """Non-negative integers; fractions are not rounded."""
+    if values.dtype.kind == "f":
+        wrong = values[~(values == np.rint(values))]  # nan is not equal to itself either
+        if wrong.size:
+            example = f"{count(wrong.size, 'pixel')} such as {wrong.flat[0]:.4g}"
+            raise Refused.of("E305", path, f"expected whole numbers, found {example}")
+    if values.dtype.kind in "if":
+        if values.size and (low := values.min()) < 0:
+            raise Refused.of("E305", path, f"expected class ids of 0 or more, found {int(low)}")
+        values = values.astype(np.int64)
+    return values
+
+
+def distinct(values: np.ndarray) -> np.ndarray:
+    """The different numbers of an array of non-negative integers, in order."""
+    if values.dtype.itemsize <= 2 and values.dtype.kind == "u":  # much faster than sorting
+        there = np.zeros(1 << 8 * values.dtype.itemsize, bool)
+        there[values] = True
+        return np.flatnonzero(there)
+    return np.unique(values)
+
+
+def _without_void(ids: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray | None]:
+    void = ids == _VOID
+    kind = np.min_scalar_type(max(classes - 1, 1))
+    if not void.any():
+        return ids.astype(kind), None
+    return np.where(void, 0, ids).astype(kind), void

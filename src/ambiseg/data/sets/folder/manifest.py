@@ -1,0 +1,239 @@
+"""A manifest: one file that names every image, its masks, and who drew them, wherever these files are."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ambiseg.data.sets.folder.layout import SPLITS, Entry, Listing, MaskFile
+from ambiseg.io.problems import Problem, Refused, known, some
+from ambiseg.io.source import stem_of
+
+NAMES = ("manifest.csv", "manifest.json")
+COLUMNS = ("image", "mask", "reader", "weight", "patient", "split", "name")
+KEYS = ("image", "masks", "weights", "patient", "split", "name")
+
+
+def find_manifest(path: Path) -> Path | None:
+    """The manifest that a path is, or that a folder has."""
+    if path.is_file():
+        return path
+    there = [path / name for name in NAMES if (path / name).is_file()]
+    if len(there) > 1:
+        raise Refused.of("E007", path, f"expected one manifest, found {' and '.join(NAMES)}", "keep one of them")
+    return there[0] if there else None
+
+
+def list_manifest(path: Path) -> Listing:
+    """The images of a manifest in the order of their first mention.
+
+    CSV has a row for every mask, with the columns ``image`` and ``mask``, and perhaps ``reader``, ``weight``,
+    ``patient``, ``split`` and ``name``. JSON has a list with an object for every image: ``image``, ``masks`` (a list,
+    or an object with a path for each reader), and perhaps ``weights`` (in the same form), ``patient``, ``split`` and
+    ``name``. Paths count from the manifest's folder.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "manifest.csv"
+    >>> _ = path.write_text("image,mask,reader\\na.png,b.png,Ann\\na.png,c.png,Bob\\n")
+    >>> for name in "abc":
+    ...     (path.parent / f"{name}.png").touch()
+    >>> (entry,) = list_manifest(path).entries
+    >>> entry.name, [(mask.reader, mask.path.name) for mask in entry.masks]
+    ('a', [('Ann', 'b.png'), ('Bob', 'c.png')])
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".tsv", ".json"):
+        fix = "give the folder that holds images/ and masks/, or the manifest"
+        raise Refused.of(
+            "E002", path, f"expected a folder, or a manifest .csv or .json, found {suffix or 'neither'}", fix
+        )
+    try:
+        text = path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        fix = "save the manifest as UTF-8"
+        raise Refused.of("E007", path, f"expected UTF-8 text, found byte {error.object[error.start]:#x}", fix) from None
+    except OSError as error:
+        fix = "change the file's permissions"
+        raise Refused.of("E007", path, f"expected a file that may be read, found: {error.strerror}", fix) from None
+    rows = _from_json(text, path) if suffix == ".json" else _from_csv(text, path)
+    listing = Listing()
+    entries: dict[Path, Entry] = {}
+    for where, row in rows:
+        try:
+            _add(row, entries, path)
+        except ValueError as error:
+            listing.problems.append(Problem("E007", f"{path}, {where}", str(error)))
+    listing.entries = list(entries.values())
+    if not listing.entries and not listing.problems:
+        raise Refused.of("E007", path, "expected at least one image, found none")
+    _check_entries(listing, path)
+    return listing
+
+
+def _from_csv(text: str, path: Path) -> list[tuple[str, dict[str, str]]]:
+    head = text.split("\n", 1)[0]
+    delimiter = next((mark for mark in ("\t", ";") if mark in head and "," not in head), ",")
+    try:
+        rows = list(csv.reader(io.StringIO(text), delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        raise Refused.of("E007", path, f"expected CSV, found {error}") from None
+    if not rows or not any(cell.strip() for cell in rows[0]):
+        raise Refused.of("E007", path, f"expected a first row of {', '.join(COLUMNS)}, found none")
+    columns = [cell.strip().lower() for cell in rows[0]]
+    for column in columns:
+        if column not in COLUMNS:
+            raise Refused.of("E007", path, f"expected known columns, found {column!r}; {known(column, COLUMNS)}")
+    for column in ("image", "mask"):
+        if columns.count(column) != 1:
+            raise Refused.of("E007", path, f"expected one column {column!r}, found {', '.join(columns)}")
+    result: list[tuple[str, dict[str, str]]] = []
+    for number, row in enumerate(rows[1:], 2):
+        if not any(cell.strip() for cell in row):
+            continue
+        if len(row) != len(columns):
+            message = f"expected {len(columns)} cells, found {len(row)}"
+            fix = "put quotation marks round a path with a comma" if len(row) > len(columns) else ""
+            raise Refused.of("E007", f"{path}, row {number}", message, fix)
+        result.append((f"row {number}", dict(zip(columns, (cell.strip() for cell in row), strict=True))))
+    return result
+
+
+def _from_json(text: str, path: Path) -> list[tuple[str, dict[str, str]]]:
+    """The same rows as a CSV has."""
+    try:
+        cases = json.loads(text)
+    except ValueError as error:
+        raise Refused.of("E007", path, f"expected JSON, found a mistake: {error}") from None
+    if not isinstance(cases, list) or not all(isinstance(case, dict) for case in cases):
+        raise Refused.of("E007", path, f"expected a list with an object for each image, found {_top(cases)}")
+    rows: list[tuple[str, dict[str, str]]] = []
+    for number, case in enumerate(cases, 1):
+        where = f"image {number}"
+        for key in case:
+            if key not in KEYS:
+                raise Refused.of("E007", f"{path}, {where}", f"expected known keys, found {key!r}; {known(key, KEYS)}")
+        masks, weights = case.get("masks"), case.get("weights")
+        if not isinstance(masks, (list, dict)) or not isinstance(weights, (type(masks), type(None))):
+            message = "expected masks, and weights if any, as two lists or two objects"
+            raise Refused.of("E007", f"{path}, {where}", f"{message}, found {_found(masks)} and {_found(weights)}")
+        named: Mapping[str, Any] = masks if isinstance(masks, dict) else dict(_numbered(masks))
+        weighed = weights if isinstance(weights, dict) else dict(_numbered(weights or []))
+        if extra := set(weighed) - set(named):
+            raise Refused.of(
+                "E007", f"{path}, {where}", f"expected a mask for each weight, found none for {min(extra)}"
+            )
+        if isinstance(weights, list) and len(weights) != len(masks):
+            message = f"expected a weight for each of {len(masks)} masks, found {len(weights)}"
+            raise Refused.of("E007", f"{path}, {where}", message)
+        for what, value in (("image", case.get("image") or ""), *((f"mask of {who}", m) for who, m in named.items())):
+            if not isinstance(value, str):
+                message = f"expected the path of the {what} as text, found {_found(value)}"
+                raise Refused.of("E007", f"{path}, {where}", message)
+        common = {key: str(case[key]) for key in ("image", "patient", "split", "name") if case.get(key) is not None}
+        for reader, mask in named.items():
+            weight = {"weight": str(weighed[reader])} if reader in weighed else {}
+            rows.append((where, {**common, "mask": str(mask), "reader": reader, **weight}))
+        if not named:
+            rows.append((where, common))
+    return rows
+
+
+def _numbered(values: list[Any]) -> list[tuple[str, Any]]:
+    return [(f"reader_{m}", value) for m, value in enumerate(values, 1)]
+
+
+def _top(content: object) -> str:
+    if isinstance(content, dict):
+        return f"an object with the keys {some(list(content), 3)}"
+    return "a list of other things" if isinstance(content, list) else _found(content)
+
+
+def _found(value: object) -> str:
+    return {list: "a list", dict: "an object", type(None): "none"}.get(type(value), repr(value))
+
+
+def _add(row: Mapping[str, str], entries: dict[Path, Entry], path: Path) -> None:
+    """Add one row; ``ValueError`` says what is wrong with it."""
+    if not row.get("image"):
+        raise ValueError("expected the path of an image, found none")
+    row = {**row, **{key: _slashes(row[key], path.parent) for key in ("image", "mask") if row.get(key)}}
+    image = path.parent / row["image"]
+    split = row.get("split") or None
+    if split is not None and split.lower() not in SPLITS:
+        raise ValueError(f"expected split train, val or test, found {split!r}")
+    split = split and SPLITS[split.lower()]
+    patient = row.get("patient") or None
+    before = entries.get(image)
+    masks = before.masks if before else ()
+    if before:
+        for what, one, other in (("patient", before.patient, patient), ("split", before.split, split)):
+            if one != other:
+                raise ValueError(f"expected one {what} an image, found {one!r} and {other!r} for {row['image']}")
+    if row.get("mask"):
+        reader = row.get("reader") or ("" if "reader" in row else f"reader_{len(masks) + 1}")
+        if not reader:
+            raise ValueError("expected the name of a reader, found an empty cell")
+        if reader in {mask.reader for mask in masks}:
+            raise ValueError(f"expected one mask of reader {reader!r} for {row['image']}, found a second")
+        masks = (*masks, MaskFile(reader, path.parent / row["mask"], _weight(row.get("weight", ""))))
+    name = row.get("name") or (before.name if before else _name(row["image"], image))
+    entries[image] = Entry(name, image, masks, patient, split)
+
+
+def _slashes(written: str, folder: Path) -> str:
+    """A path as this system writes it: manifests made on Windows have backslashes."""
+    return written if "\\" not in written or (folder / written).exists() else written.replace("\\", "/")
+
+
+def _name(written: str, image: Path) -> str:
+    """The image's path as written, without its suffix; of a path that leaves the folder only the last part."""
+    stem = image.name if image.is_dir() else stem_of(image)
+    folder = Path(written).parent
+    return stem if folder.is_absolute() or ".." in folder.parts else (folder / stem).as_posix()
+
+
+def _weight(text: str) -> float | None:
+    if not text:
+        return None
+    try:
+        weight = float(text)
+    except ValueError:
+        raise ValueError(f"expected a number as weight, found {text!r}") from None
+    if not (weight >= 0 and math.isfinite(weight)):
+        raise ValueError(f"expected a weight of 0 or more, found {text}")
+    return weight
+
+
+def _check_entries(listing: Listing, path: Path) -> None:
+    """What the rows say, together: names, weights, and that the files are there."""
+    names: dict[str, Entry] = {}
+    good: list[Entry] = []
+    for entry in listing.entries:
+        other = names.setdefault(entry.name, entry)
+        if other is not entry:
+            message = f"expected a name of its own, found {entry.name!r} for {other.image} as well"
+            listing.problems.append(Problem("E104", str(entry.image), message, "add a column `name`"))
+            continue
+        if not entry.image.exists():
+            listing.problems.append(
+                Problem("E106", str(entry.image), f"expected the file that {path.name} names, found none")
+            )
+            continue
+        there = tuple(mask for mask in entry.masks if mask.path.exists())
+        for mask in entry.masks:
+            if mask not in there:
+                message = f"expected the mask of {mask.reader} that {path.name} names, found none"
+                listing.problems.append(Problem("E106", str(mask.path), message))
+        if not entry.masks:
+            message = f"expected at least one mask in {path.name}, found none"
+            listing.problems.append(Problem("E101", str(entry.image), message))
+        if entry.masks and not sum(1 if m.weight is None else m.weight for m in entry.masks) > 0:
+            message = f"expected a weight above 0 in {path.name}, found {len(entry.masks)} of 0"
+            listing.problems.append(Problem("E310", str(entry.image), message))
+        good.append(Entry(entry.name, entry.image, there, entry.patient, entry.split))
+    listing.entries = good

@@ -1,0 +1,1 @@
+"""The embedded lung nodules on simulated CT."""

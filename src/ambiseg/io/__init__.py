@@ -1,0 +1,1 @@
+"""Files of pixels: formats in and out."""
