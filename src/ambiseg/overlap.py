@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ambiseg.masks import MaskDistribution, Masks, as_masks, at_least_float32, exact
-from ambiseg.regions import Regions, partition
+from ambiseg.regions import RegionMasks, Regions, partition
 
 Absent: TypeAlias = Literal["agree", "skip"]
 """A class that is in neither mask: ``agree`` counts it as IoU 1, ``skip`` leaves it out of the mean over classes."""
@@ -261,8 +261,10 @@ def _prepare(logits: Tensor, annotations: Masks, regions: Regions | None) -> tup
 # -- checks shared with the metrics and methods --------------------------------------------------------------
 
 
-def regions_of(annotations: MaskDistribution, classes: int, regions: Regions | None) -> Regions:
-    """The annotations' regions: those given, if they can be theirs, or newly made."""
+def regions_of(annotations: MaskDistribution, classes: int, regions: Regions | None = None) -> Regions:
+    """The annotations' regions: those given or those they are made of, if there are any, or newly made."""
+    if regions is None and isinstance(annotations, RegionMasks):
+        regions = annotations.regions
     if regions is None:
         return partition(annotations, classes)
     found = (regions.labels.shape[1], regions.index.shape[1])

@@ -16,6 +16,7 @@ import torch
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.progress import progress
+from ambiseg._util.text import count, shape_text, some
 from ambiseg.data.case import Case
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.folder.cases import Folder
@@ -24,7 +25,6 @@ from ambiseg.data.sets.folder.manifest import find_manifest
 from ambiseg.data.sets.folder.settings import Settings
 from ambiseg.evaluation.results import Evaluation, summarise
 from ambiseg.evaluation.scoring import Rules, score_masks
-from ambiseg.io.problems import count, shape_text, some
 from ambiseg.io.source import format_of, stem_of
 from ambiseg.masks import MaskDistribution
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ambiseg.io.problems import Problem, Refused, shape_text, some
+from ambiseg._util.text import shape_text, some
+from ambiseg.io.problems import Problem, Refused
 from ambiseg.io.source import How, Source, format_of, guard, once
 
 _LPS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM counts millimetres to the left and back, NIfTI to the right and front

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ambiseg.io.problems import Refused, count, shape_text
+from ambiseg._util.text import count, shape_text
+from ambiseg.io.problems import Refused
 from ambiseg.io.source import How, Source, once
 
 # -- PNG, JPEG, BMP ----------------------------------------------------------------------------------------------

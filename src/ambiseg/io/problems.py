@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from ambiseg._util.errors import DataError
+from ambiseg._util.text import count
 
 Severity = Literal["error", "warning", "hint"]
 SEVERITIES: dict[str, Severity] = {"E": "error", "W": "warning", "H": "hint"}
@@ -152,26 +153,6 @@ def one_a_file(problems: Iterable[Problem]) -> list[Problem]:
         else first
         for first, *others in found.values()
     ]
-
-
-def shape_text(shape: Sequence[int]) -> str:
-    """``(64, 32)`` -> ``64×32``."""
-    return "×".join(map(str, shape))
-
-
-def some(items: Sequence[object], most: int = 5, joint: str = ", ") -> str:
-    """The first few, and how many more there are.
-
-    >>> some([1, 2, 3, 4], most=2)
-    '1, 2 and 2 more'
-    """
-    shown = joint.join(str(item) for item in items[:most])
-    return shown if len(items) <= most else f"{shown} and {len(items) - most:,} more"
-
-
-def count(number: int, noun: str, plural: str = "") -> str:
-    """``1 mask``, ``2 masks``."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def known(word: str, words: Sequence[str]) -> str:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ambiseg.io.problems import Problem, Refused, shape_text, some
+from ambiseg._util.text import shape_text, some
+from ambiseg.io.problems import Problem, Refused
 
 FORMATS: dict[str, str] = {
     ".png": "PNG",

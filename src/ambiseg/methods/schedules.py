@@ -1,8 +1,9 @@
-"""Settings that move during training: the capacity γ, the group threshold G₀, samples an expert, annealing.
+"""Settings that move while a network trains.
 
-A schedule has a ``value`` for the present epoch and is told the training loss when the epoch ends:
+A method's setting of type :data:`Scheduled` is a number, or a :class:`Schedule`. Training makes a :class:`Linear` or a
+:class:`Plateau` of it, whose ``value`` of the present epoch it passes to ``Method.loss`` under the setting's name:
 
->>> capacity = Linear(0.5, 1.0, epochs=2)
+>>> capacity = Schedule(kind="linear", values=[0.5, 1.0], epochs=2).start()
 >>> for epoch in range(4):
 ...     print(capacity.value)               # model.loss(images, annotations, capacity=capacity.value)
 ...     capacity.update(loss=0.1)
@@ -16,7 +17,55 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
+
+from pydantic import Field, model_validator
+
+from ambiseg.settings import Settings, SettingError
+
+
+class Schedule(Settings):
+    """A setting that moves from epoch to epoch."""
+
+    kind: Literal["linear", "plateau"] = Field(
+        "linear",
+        description="linear: from the first value to the last over ``epochs``; plateau: to the next value when the "
+        "training loss has not improved for more than ``patience`` epochs",
+    )
+    values: list[float] = Field(min_length=1, description="two for linear, any number for plateau")
+    epochs: int = Field(1, ge=1, description="how long linear takes")
+    warm_up: int = Field(0, ge=0, description="epochs at the first value before linear begins")
+    patience: int = Field(10, ge=0, description="epochs without improvement that plateau waits")
+
+    @model_validator(mode="after")
+    def _two_ends(self) -> Schedule:
+        if self.kind == "linear" and len(self.values) != 2:
+            raise SettingError("values", f"expected two values for linear, found {self.values}")
+        return self
+
+    def start(self) -> Linear | Plateau:
+        """The schedule at its first epoch."""
+        if self.kind == "linear":
+            return Linear(self.values[0], self.values[1], self.epochs, self.warm_up)
+        return Plateau(self.values, self.patience)
+
+
+Scheduled: TypeAlias = float | Schedule
+"""A setting that stays, or moves."""
+
+
+def values_of(setting: Scheduled) -> list[float]:
+    """All values that a setting may have.
+
+    >>> values_of(0.5), values_of(Schedule(values=[0.5, 1]))
+    ([0.5], [0.5, 1.0])
+    """
+    return list(setting.values) if isinstance(setting, Schedule) else [setting]
+
+
+def final(setting: Scheduled) -> float:
+    """The value that a setting has, or arrives at."""
+    return values_of(setting)[-1]
 
 
 class Linear:

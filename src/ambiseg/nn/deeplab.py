@@ -36,7 +36,7 @@ class DeepLabV3Plus(Backbone):
     def __init__(self, in_channels: int, depth: int = 50, width: int = 256, output_stride: int = 16) -> None:
         super().__init__()
         self.in_channels = in_channels
-        self.output_stride = output_stride
+        self.multiple = output_stride
         self.dense_channels = width
         self.gate_channels = 256
         self.encoder = ResNet(in_channels, depth, output_stride)
@@ -52,7 +52,7 @@ class DeepLabV3Plus(Backbone):
     def forward(self, images: Tensor) -> Features:
         """Images ``[B, in_channels, H, W]`` -> features; ``dense`` is ``[B, width, H, W]``."""
         check_images(images, self.in_channels)
-        padded = pad_to_multiple(images, self.output_stride)
+        padded = pad_to_multiple(images, self.multiple)
         low, deep = self.encoder(padded)
         gate = self.pyramid(deep)
         dense = self.decoder(torch.cat([_resize(gate, low), self.project(low)], 1))

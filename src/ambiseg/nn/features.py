@@ -29,10 +29,13 @@ class Backbone(nn.Module):
         dense_channels: channels of ``Features.dense``, F.
         gate_channels: channels of ``Features.gate``, G.
         head_channels: channels of what :meth:`finish` returns; F unless noise enters before the decoder's end.
+        multiple: how many times smaller than the image the deepest map is. Windows of large images start at multiples
+            of it.
     """
 
     dense_channels: int
     gate_channels: int
+    multiple: int = 64  # six halvings are as many as is usual
 
     @property
     def head_channels(self) -> int:

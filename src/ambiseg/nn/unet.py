@@ -92,6 +92,7 @@ class UNet(Backbone):
         self.gate_channels = channels[self.gate_step]
         self.dense_channels = widths[self.inject_step]
         self._head_channels = widths[-1]
+        self.multiple = 2**steps
 
     @property
     def head_channels(self) -> int:
@@ -100,7 +101,7 @@ class UNet(Backbone):
     def forward(self, images: Tensor) -> Features:
         """Images ``[B, in_channels, H, W]`` -> features; ``dense`` is ``[B, F, H, W]`` unless ``inject_level`` < 1."""
         check_images(images, self.in_channels)
-        x = pad_to_multiple(images, 2 ** (len(self.down) - 1))
+        x = pad_to_multiple(images, self.multiple)
         maps: list[Tensor] = []
         for level, block in enumerate(self.down):
             x = block(F.avg_pool2d(x, 2) if level else x)

@@ -1,13 +1,9 @@
-"""Features of images that are too large for a network at once: overlapping windows, blended into one map.
-
-Only features are computed by windows. The gate reads an average over the whole stitched map and latent codes are drawn
-once, so that a sample is one mask over the whole image and no window has an opinion of its own.
-"""
+"""Images that are too large for a network at once: overlapping windows, and weights that blend them into one map."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import NamedTuple, TypeAlias
 
@@ -15,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ambiseg._util.errors import DataError
-from ambiseg.nn import Backbone, DeepLabV3Plus, Features, UNet
+from ambiseg.nn.features import Backbone, Features
 from ambiseg.nn.unet import pad_to_multiple
 
 WHOLE = 1024 * 1024  # pixels up to which an image is not cut: the default U-Net takes 1.8 GB for so many
@@ -35,19 +30,6 @@ class Cut(NamedTuple):
 
 Windows: TypeAlias = tuple[list[Cut], list[Cut]]
 """Cuts down and across an image: every one of the first meets every one of the second."""
-
-
-def reduction(backbone: Backbone) -> int:
-    """How many times smaller than the image the deepest map is: windows start at multiples of it.
-
-    >>> reduction(UNet(1, (4, 8, 16)))
-    4
-    """
-    if isinstance(backbone, UNet):
-        return 2 ** (len(backbone.down) - 1)
-    if isinstance(backbone, DeepLabV3Plus):
-        return backbone.output_stride
-    return 64  # a network of somebody else's: six halvings are as many as is usual
 
 
 def cuts(length: int, window: int, overlap: int, multiple: int = 1) -> list[Cut]:
@@ -90,29 +72,63 @@ def cuts(length: int, window: int, overlap: int, multiple: int = 1) -> list[Cut]
 
 
 def spacing(window: int | None, overlap: int | None) -> tuple[int, int]:
-    """Window and overlap with their defaults; an overlap of more than half of the window is an error."""
+    """Window and overlap with their defaults; an overlap of more than half of the window is a ``ValueError``."""
     window = WINDOW if window is None else window
     overlap = window // 4 if overlap is None else overlap
     if window and not 0 <= overlap <= window // 2:
-        raise DataError(f"--overlap: expected 0 to {window // 2}, half of the window, found {overlap}")
+        raise ValueError(f"overlap: expected 0 to {window // 2}, half of the window, found {overlap}")
     return window, overlap
 
 
-def plan(size: Sequence[int], backbone: Backbone, window: int | None, overlap: int | None) -> Windows | None:
+def plan(
+    size: tuple[int, int], multiple: int, window: int | None = None, overlap: int | None = None
+) -> Windows | None:
     """Windows down and across an image of ``size``; ``None`` when it is taken whole.
 
     Args:
+        multiple: that windows start and end at; how many times smaller than the image a network's deepest map is.
         window: side of a window; 0 takes every image whole, ``None`` images of up to :data:`WHOLE` pixels.
         overlap: of neighbouring windows, at most half of the window; a quarter of it unless given.
+
+    >>> down, across = plan((50, 200), multiple=2, window=128, overlap=64)
+    >>> [cut.start for cut in down], [cut.start for cut in across]
+    ([0], [0, 64, 72])
     """
     height, width = size
     if window == 0 or (window is None and height * width <= WHOLE):
         return None
     window, overlap = spacing(window, overlap)
-    multiple = reduction(backbone)
     padded = [-(-length // multiple) * multiple for length in (height, width)]
     down, across = (cuts(length, window, overlap, multiple) for length in padded)
     return (down, across) if len(down) * len(across) > 1 else None
+
+
+class Tile(NamedTuple):
+    """One window of an image: where it lies, its pixels, and how much each of those inside the image counts."""
+
+    y: int
+    x: int
+    image: Tensor  # [1, C, h, w]
+    weights: Tensor  # [h', w'], cut at the border of the image
+
+    def inside(self, maps: Tensor) -> Tensor:
+        """``[…, h, w]`` without what was padded."""
+        return maps[..., : self.weights.shape[0], : self.weights.shape[1]]
+
+    def add(self, canvas: Tensor, maps: Tensor) -> None:
+        """Add the weighted ``[…, h, w]`` of this window to the ``[…, H, W]`` of the image."""
+        h, w = self.weights.shape
+        canvas[..., self.y : self.y + h, self.x : self.x + w] += (self.inside(maps) * self.weights).to(canvas.dtype)
+
+
+def tiles(image: Tensor, windows: Windows, multiple: int) -> Iterator[Tile]:
+    """Every window of one image ``[1, C, H, W]``, which is padded as the networks themselves would pad it."""
+    height, width = image.shape[2:]
+    padded = pad_to_multiple(image, multiple)
+    for (y, rows), (x, columns) in product(*windows):
+        weights = rows.to(image.device)[:, None] * columns.to(image.device)
+        pixels = padded[:, :, y : y + len(rows), x : x + len(columns)]
+        yield Tile(y, x, pixels, weights[: height - y, : width - x])
 
 
 @torch.no_grad()
@@ -121,43 +137,42 @@ def stitched(backbone: Backbone, image: Tensor, windows: Windows, step: Step | N
 
         dense(p) = Σ_i w_i(p) dense_i(p),     gate = Σ_i Σ_p w_i(p) gate_i(p) / Σ_i Σ_p w_i(p)
 
-    The image is padded as the network itself would pad it, and windows start where its coarsest map has a pixel: if
-    the quarter of an overlap exceeds the reach of the network, the features are those of the whole image.
+    Windows start where the coarsest map of the network has a pixel: if the quarter of an overlap exceeds the reach of
+    the network, the features are those of the whole image.
 
     Returns:
         ``dense [1, F, H, W]`` and ``gate [1, G, 1, 1]``, already averaged: all that a gate reads is its mean.
 
+    >>> from ambiseg.nn.unet import UNet
     >>> backbone = UNet(1, (4, 8)).eval()
     >>> image = torch.rand(1, 1, 50, 200)
-    >>> features = stitched(backbone, image, plan((50, 200), backbone, 128, 64))  # 16 pixels; the network reaches 15
-    >>> torch.allclose(features.dense, backbone(image).dense, atol=1e-5)
+    >>> windows = plan((50, 200), backbone.multiple, 128, 64)  # a quarter is 16 pixels; the network reaches 15
+    >>> torch.allclose(stitched(backbone, image, windows).dense, backbone(image).dense, atol=1e-5)
     True
     """
-    down, across = windows
     height, width = image.shape[2:]
-    padded = pad_to_multiple(image, reduction(backbone))
     channels = backbone.dense_channels
     dtype = torch.float32 if 4 * channels * height * width <= _FULL_PRECISION else torch.float16
-    dense = torch.zeros(height, width, channels, dtype=dtype, device=image.device)  # one pixel a row, as the head reads
+    dense = torch.zeros(height, width, channels, dtype=dtype, device=image.device)  # one pixel per row, as heads read
     pooled = torch.zeros(backbone.gate_channels, device=image.device)
     mass = 0.0
-    for (y, rows), (x, columns) in product(down, across):
-        features = backbone(padded[:, :, y : y + len(rows), x : x + len(columns)])
+    for tile in tiles(image, windows, backbone.multiple):
+        features = backbone(tile.image)
         if features.skips:
-            raise DataError(
-                "--window: expected a model whose noise enters at the last features (model.inject_level 1), "
-                "found one where it enters earlier; --window 0 takes images whole"
-            )
-        rows, columns = rows.to(image.device), columns.to(image.device)
-        part = (rows[:, None] * columns)[: height - y, : width - x, None]  # what was padded is left out again
-        inside = features.dense[0, :, : part.shape[0], : part.shape[1]]
-        dense[y : y + part.shape[0], x : x + part.shape[1]] += (inside.permute(1, 2, 0) * part).to(dtype)
-        coarse = [_shrunk(w, n) for w, n in zip((rows, columns), features.gate.shape[2:], strict=True)]
+            raise ValueError("expected a backbone whose last features are dense, found one that stops before them")
+        tile.add(dense.permute(2, 0, 1), features.dense[0])
+        (down, across), shape = _cuts_at(windows, tile), features.gate.shape[2:]
+        coarse = [_shrunk(w.to(image.device), n) for w, n in zip((down, across), shape, strict=True)]
         pooled += torch.einsum("gyx,y,x->g", features.gate[0].float(), *coarse)
         mass += float(coarse[0].sum() * coarse[1].sum())
         if step is not None:
             step()
     return Features(dense.permute(2, 0, 1)[None], (pooled / mass)[None, :, None, None])
+
+
+def _cuts_at(windows: Windows, tile: Tile) -> tuple[Tensor, Tensor]:
+    down, across = ({cut.start: cut.weights for cut in cuts} for cuts in windows)
+    return down[tile.y], across[tile.x]
 
 
 def _shrunk(weights: Tensor, length: int) -> Tensor:

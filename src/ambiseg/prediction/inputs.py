@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ambiseg._util.errors import DataError
+from ambiseg._util.text import count, some
 from ambiseg.data.sets.folder.layout import IGNORED
-from ambiseg.io.problems import Refused, count, some
+from ambiseg.io.problems import Refused
 from ambiseg.io.source import FORMATS, UNREAD, Source, format_of, stem_of, suffix_of
 
 

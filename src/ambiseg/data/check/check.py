@@ -17,6 +17,7 @@ import numpy as np
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import write_text
 from ambiseg._util.progress import progress
+from ambiseg._util.text import count, some
 from ambiseg.data.case import Case, Cases
 from ambiseg.data.check.survey import Survey
 from ambiseg.data.intensity import Intensity
@@ -25,7 +26,7 @@ from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.folder.labels import declared_convention
 from ambiseg.data.sets.folder.layout import SPLITS
 from ambiseg.data.sets.folder.settings import FILE, Settings
-from ambiseg.io.problems import Problem, Refused, count, one_a_file, some
+from ambiseg.io.problems import Problem, Refused, one_a_file
 
 Locate = Callable[..., str]  # a case's name, and perhaps a reader -> the file
 _ORDER = ("error", "warning", "hint")

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ambiseg._util.progress import progress
+from ambiseg._util.text import count
 from ambiseg.data.case import Case, Cases
 from ambiseg.data.check.survey import Summary, Survey
 from ambiseg.data.check.text import CLASS_HEAD, READER_HEAD, class_rows, number, overview, percent, reader_rows
 from ambiseg.data.sets.folder.cases import Folder
-from ambiseg.io.problems import KINDS, Problem, count
+from ambiseg.io.problems import KINDS, Problem
 from ambiseg.viz.drawing import data_uri, differences, heat_gradient, outlines, reader_colours
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from ambiseg._util.text import count, shape_text, some
 from ambiseg.data.check.survey import Survey
-from ambiseg.io.problems import KINDS, count, shape_text, some
+from ambiseg.io.problems import KINDS
 
 if TYPE_CHECKING:
     from ambiseg.data.check.check import Report

@@ -1,6 +1,7 @@
 """MoSE, the mixture of stochastic experts (Gao et al., ICLR 2023)."""
 
+from ambiseg.methods.mose.config import MoSEConfig
 from ambiseg.methods.mose.model import MoSE, MoSEPredictive
 from ambiseg.methods.mose.official import load_official
 
-__all__ = ["MoSE", "MoSEPredictive", "load_official"]
+__all__ = ["MoSE", "MoSEConfig", "MoSEPredictive", "load_official"]

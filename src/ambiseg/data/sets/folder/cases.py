@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from ambiseg._util.progress import progress
+from ambiseg._util.text import count
 from ambiseg.data.case import Case, Cases, digest
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.folder.labels import Convention, Values, by_value, declared_convention, observed_convention
 from ambiseg.data.sets.folder.layout import Entry, Listing, MaskFile, list_folder
 from ambiseg.data.sets.folder.manifest import find_manifest, list_manifest
 from ambiseg.data.sets.folder.settings import Labels, Settings, Target
-from ambiseg.io.problems import Problem, Refused, count
+from ambiseg.io.problems import Problem, Refused
 from ambiseg.io.source import How, Source, format_of, open_source
 
 _BUDGET = 512 << 20  # bytes of decoded volumes that are kept; those of the case at hand are, whatever they take

@@ -10,8 +10,9 @@ from typing import Literal
 
 import numpy as np
 
+from ambiseg._util.text import count, some
 from ambiseg.data.sets.folder.settings import Settings, Target, colour_code, plain_names
-from ambiseg.io.problems import Refused, count, some
+from ambiseg.io.problems import Refused
 
 MOST = 64  # classes that a data set may have without declaring them; soft edges of a drawing make up to 256 values
 _NONE = 1 << 16  # in a table of targets: a value that has no meaning

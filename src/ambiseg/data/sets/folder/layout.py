@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
+from ambiseg._util.text import count, some
 from ambiseg.data.sets.folder.settings import Settings
-from ambiseg.io.problems import Problem, Refused, count, some
+from ambiseg.io.problems import Problem, Refused
 from ambiseg.io.source import FORMATS, UNREAD, format_of, stem_of, suffix_of
 
 IGNORED = {"thumbs.db", "desktop.ini", "__macosx"}  # left behind by operating systems

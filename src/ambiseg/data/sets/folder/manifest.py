@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ambiseg._util.text import some
 from ambiseg.data.sets.folder.layout import SPLITS, Entry, Listing, MaskFile
-from ambiseg.io.problems import Problem, Refused, known, some
+from ambiseg.io.problems import Problem, Refused, known
 from ambiseg.io.source import stem_of
 
 NAMES = ("manifest.csv", "manifest.json")

@@ -55,9 +55,9 @@ class _Place:
 class Dicom(Crops):
     """Every slice of every nodule that somebody outlined: 128 × 128 native pixels around it, in Hounsfield units.
 
-    Annotations are joined to nodules as pylidc does, see :func:`~ambiseg.data.sets.lidc.annotations.group`. Each has one
-    of four masks on all slices of its nodule; it is empty where the reader drew nothing, as are those of readers who did
-    not mark the nodule at all. A mask is what lies strictly inside an outline, less what lies inside an excluding one.
+    Annotations are joined to nodules as pylidc does, see :func:`~ambiseg.data.sets.lidc.annotations.group`. Each has
+    one of four masks on all slices of its nodule; it is empty where the reader drew nothing, as are those of readers
+    who did not mark the nodule at all. A mask is what lies strictly inside an outline, less what lies inside an excluding one.
     """
 
     form = "DICOM"

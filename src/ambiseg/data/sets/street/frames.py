@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from ambiseg._util.errors import DataError
+from ambiseg._util.text import shape_text
 from ambiseg.data.case import Case, Cases, digest
 from ambiseg.data.intensity import Intensity
-from ambiseg.io.problems import shape_text
 from ambiseg.io.source import How, open_source
 
 _NOWHERE, _UNKNOWN = 65535, 65534  # in a table of ids: void, and a number that no map may hold

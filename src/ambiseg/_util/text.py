@@ -1,0 +1,47 @@
+"""Words for messages: counts, lists, suggestions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+
+def did_you_mean(found: str, known: Iterable[str], before: str = "") -> str:
+    """``; did you mean X?`` where one of the known names is close, else an empty text.
+
+    >>> did_you_mean("expert", ["experts", "samples"]), did_you_mean("zzz", ["experts"])
+    ('; did you mean experts?', '')
+    """
+    close = get_close_matches(found, list(known), 1)
+    return f"; did you mean {before}{close[0]}?" if close else ""
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """``(64, 32)`` -> ``64×32``."""
+    return "×".join(map(str, shape))
+
+
+def some(items: Sequence[object], most: int = 5, joint: str = ", ") -> str:
+    """The first few, and how many more there are.
+
+    >>> some([1, 2, 3, 4], most=2)
+    '1, 2 and 2 more'
+    """
+    shown = joint.join(str(item) for item in items[:most])
+    return shown if len(items) <= most else f"{shown} and {len(items) - most:,} more"
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """``1 mask``, ``2 masks``."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def percent(share: float) -> str:
+    """``42 %``, ``4.2 %``, ``< 0.1 %``, ``0 %``.
+
+    >>> percent(0.424), percent(0.042), percent(0.0001), percent(0)
+    ('42 %', '4.2 %', '< 0.1 %', '0 %')
+    """
+    if share == 0 or share >= 0.0995:
+        return f"{100 * share:.0f} %"
+    return "< 0.1 %" if share < 0.001 else f"{100 * share:.1f} %"

@@ -1,0 +1,82 @@
+"""Settings of MoSE."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from ambiseg.methods.base import MethodConfig
+from ambiseg.methods.schedules import Schedule, Scheduled, values_of
+from ambiseg.settings import SettingError
+from ambiseg.transport import Solver
+
+_RANGES = {"capacity": (0.0, 1.0), "group_threshold": (0.0, 1.0), "annealing": (0.0, 1.0)}
+
+
+class MoSEConfig(MethodConfig):
+    """MoSE, the mixture of stochastic experts."""
+
+    method: Literal["mose"] = "mose"
+    experts: int = Field(4, ge=1, description="K, the number of experts")
+    samples: int | Schedule = Field(4, description="S, samples of each expert in training")
+    latent: int = Field(1, ge=1, description="L, the dimension of an expert's Gaussian")
+    cost: Literal["iou", "ce"] = Field("iou", description="of a pair of masks: iou or ce")
+    class_weights: list[float] | None = Field(
+        None, description="of pixels by their class, one per class, for cost ce; null: equal"
+    )
+    beta: float = Field(1.0, ge=0, description="β, the weight of the KL term")
+    capacity: Scheduled = Field(
+        1.0, description="γ, how much annotation mass one sample may explain; 1 is no limit, small values spread experts"
+    )
+    group_threshold: Scheduled = Field(
+        1.0, description="G₀, experts whose mean masks overlap at least this much share one KL target; 1 is off"
+    )
+    annealing: Scheduled = Field(
+        1.0, description="how far annotation weights have gone from uniform (0) to their own values (1)"
+    )
+    solver: Solver = Field("greedy", description="of the coupling: greedy as in the paper, exact, or released")
+    kl: Literal["paper", "released"] = Field(
+        "paper", description="scaling of the KL term: as in the paper, or as released by its authors (β / N)"
+    )
+    stochastic: bool = Field(True, description="experts are Gaussians; false: each is a single point")
+    diagonal: bool = Field(False, description="one standard deviation per latent dimension instead of one per expert")
+    expert_weights: Literal["learned", "uniform"] | list[float] = Field(
+        "learned", description="learned by the gate, uniform, or one fixed probability per expert"
+    )
+    gate_level: float = Field(
+        1.0, gt=0, le=1, description="where the gate of a U-Net reads, as a fraction of the way down; 1 is the bottom"
+    )
+    inject_level: float = Field(
+        1.0, gt=0, le=1, description="where noise enters a U-Net, as a fraction of the way up; 1 is the last features"
+    )
+    head: Literal["paper", "released"] = Field(
+        "paper", description="paper: three 1×1 convolutions; released: as in the authors' checkpoints, with batch norm"
+    )
+    hidden: int = Field(32, ge=1, description="features of the head")
+    scale_bias: float = Field(1.0, description="where the scale of the noise starts")
+    objective: Literal["transport", "all-pairs"] = Field(
+        "transport", description="transport, or all-pairs: the mean cost of all pairs (the paper's ablation)"
+    )
+    form: Literal["weighted", "gumbel"] = Field(
+        "weighted", description="weighted: samples of every expert; gumbel: straight-through draws from the mixture"
+    )
+    temperature: float = Field(1.0, gt=0, description="of the Gumbel-softmax")
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> MoSEConfig:
+        for name, (low, high) in _RANGES.items():
+            values = values_of(getattr(self, name))
+            if not all(low <= value <= high for value in values):
+                raise SettingError(name, f"expected values from {low:g} to {high:g}, found {values}")
+        counts = values_of(self.samples)
+        if min(counts) < 1:
+            raise SettingError("samples", f"expected at least 1, found {min(counts):g}")
+        fewest = self.experts * round(min(counts))
+        if (smallest := min(values_of(self.capacity))) * fewest < 1 - 1e-6:
+            found = f"{smallest:g} with {fewest} samples"
+            raise SettingError("capacity", f"expected at least 1/{fewest}, so that all annotations fit, found {found}")
+        if self.class_weights is not None and (self.cost != "ce" or not min(self.class_weights, default=0) > 0):
+            found = f"{self.class_weights} with cost {self.cost}"
+            raise SettingError("class_weights", f"expected positive numbers and cost ce, found {found}")
+        return self

@@ -1,0 +1,51 @@
+"""Which backbone a method is built on, as settings."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from ambiseg.nn.deeplab import DeepLabV3Plus
+from ambiseg.nn.features import Backbone
+from ambiseg.nn.unet import FULL, LIGHT, UNet
+from ambiseg.settings import Settings, SettingError
+
+
+class BackboneConfig(Settings):
+    """The network that gives features.
+
+    >>> BackboneConfig(name="unet", channels=[4, 8]).build(in_channels=1).dense_channels
+    4
+    """
+
+    name: Literal["unet", "unet-light", "deeplabv3plus"] = Field(
+        "unet", description="unet (7 levels), unet-light (4 levels) or deeplabv3plus"
+    )
+    channels: list[int] | None = Field(None, description="features of each level of a U-Net; null: those of its name")
+    convs: int = Field(3, ge=1, description="convolutions per level of a U-Net")
+    momentum: float = Field(
+        0.01, gt=0, le=1, description="how fast batch statistics follow; 0.01 as published, 0.1 suits short runs"
+    )
+
+    @field_validator("channels")
+    @classmethod
+    def _levels(cls, channels: list[int] | None) -> list[int] | None:
+        if channels is not None and (len(channels) < 2 or min(channels) < 1):
+            raise ValueError(f"expected two levels or more of at least 1, found {channels}")
+        return channels
+
+    @model_validator(mode="after")
+    def _levels_of_unets(self) -> BackboneConfig:
+        if self.name == "deeplabv3plus" and self.channels is not None:
+            raise SettingError("channels", "expected null with deeplabv3plus, found levels of a U-Net")
+        return self
+
+    def build(self, in_channels: int, **levels: Any) -> Backbone:
+        """The network with fresh weights. ``levels`` are further arguments of a U-Net."""
+        if self.name == "deeplabv3plus":
+            if levels:
+                raise ValueError(f"{', '.join(levels)}: expected a U-Net, found deeplabv3plus")
+            return DeepLabV3Plus(in_channels)
+        channels = self.channels or (LIGHT if self.name == "unet-light" else FULL)
+        return UNet(in_channels, tuple(channels), convs=self.convs, momentum=self.momentum, **levels)

@@ -1,0 +1,345 @@
+"""Settings as pydantic models: typed, bounded, described once, and one line for whatever does not fit.
+
+The descriptions of the fields are what ``ambiseg train --settings`` and the documentation print.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+
+from ambiseg._util.errors import ConfigError
+from ambiseg._util.text import did_you_mean
+
+S = TypeVar("S", bound="Settings")
+FORBID = ConfigDict(extra="forbid", allow_inf_nan=False)  # also for pydantic dataclasses that are settings
+_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", types.NoneType: "null"}
+_MANY = {int: "whole numbers", float: "numbers", str: "texts"}
+_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+
+
+class SettingError(ValueError):
+    """Raised by a check of several settings together; ``key`` is the setting of the section that is to be changed."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class Settings(BaseModel):
+    """A section of settings. Unknown keys are errors; assignments are checked as well.
+
+    >>> from pydantic import Field
+    >>> class Adam(Settings):
+    ...     lr: float = Field(1e-4, gt=0, description="learning rate")
+    >>> Adam(lr=1e-3).changed(lr=2).lr
+    2.0
+    """
+
+    model_config = FORBID | ConfigDict(validate_assignment=True, coerce_numbers_to_str=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_bools_for_numbers(cls, given: Any) -> Any:
+        for name, value in given.items() if isinstance(given, Mapping) else ():
+            field = cls.model_fields.get(str(name))
+            if isinstance(value, bool) and field is not None and not _takes(field.annotation, bool):
+                raise SettingError(str(name), f"expected {expected(field.annotation)}, found {inline(value)}")
+        return given
+
+    def changed(self: S, **changes: Any) -> S:
+        """A copy with some settings changed; everything is checked again."""
+        return type(self).model_validate({**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
+
+
+# -- one line for what does not fit -----------------------------------------------------------------------------------
+
+
+def validate(cls: type[S], content: Any, *, prefix: str = "", dashes: str = "") -> S:
+    """``content`` as settings of ``cls``, or a :class:`ConfigError` of one line.
+
+    Args:
+        prefix: put before the message, such as the name of a file.
+        dashes: put before keys, ``--`` for arguments of a command.
+
+    >>> class Adam(Settings):
+    ...     lr: float = 1e-4
+    >>> validate(Adam, {"rl": 1}, prefix="my.yaml: ")
+    Traceback (most recent call last):
+    ambiseg._util.errors.ConfigError: my.yaml: rl: no such setting; did you mean lr?
+    >>> validate(Adam, {"lr": "fast"}, dashes="--")
+    Traceback (most recent call last):
+    ambiseg._util.errors.ConfigError: --lr: expected a number, found 'fast'
+    """
+    try:
+        return cls.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(prefix + explain(error, cls, content, dashes)) from None
+
+
+def explain(error: ValidationError, cls: Any, content: Any = None, dashes: str = "") -> str:
+    """The first problem of a validation, in one line that names the key, what was expected and what was found."""
+    problems = error.errors()
+    first = problems[0]
+    # Of a union every member complains. What is wrong inside a table says more than that it is not a number.
+    deepest = max((_field(cls, problem["loc"], content) for problem in problems), key=lambda place: len(place.path))
+    for problem in problems:
+        if _field(cls, problem["loc"], content).path == deepest.path and problem["loc"][:1] == first["loc"][:1]:
+            first = problem
+            break
+    place = _field(cls, first["loc"], content)
+    key = dashes + ".".join(place.path)
+    kind, context = first["type"], first.get("ctx", {})
+    cause = context.get("error")
+    if isinstance(cause, SettingError):
+        return f"{key}.{cause.key}: {cause}" if place.path else f"{dashes}{cause.key}: {cause}"
+    if kind == "value_error":
+        return f"{key}: {cause}" if key else str(cause)
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        return _unknown(place, first, cls, content, dashes)
+    if kind == "missing":
+        return f"{key}: expected a value, found none"
+    value = place.value if place.found else first["input"]
+    bounds = {"greater_than_equal", "greater_than", "less_than_equal", "less_than"}
+    if kind in bounds and place.field is not None and (words := _bounds_of(place.field)):
+        return f"{key}: expected {words}, found {inline(first['input'])}"
+    if kind in ("too_short", "too_long"):
+        sense, limit = ("at least", "min_length") if kind == "too_short" else ("at most", "max_length")
+        return f"{key}: expected {sense} {context[limit]} values, found {shown(value)}"
+    hint = place.field.annotation if place.field is not None else place.kind
+    return f"{key}: expected {expected(hint)}, found {shown(value)}"
+
+
+class _Place(NamedTuple):
+    """Where in the settings a problem is: keys, the field there, the group that it is in, and what was given."""
+
+    path: tuple[str, ...]
+    field: FieldInfo | None
+    kind: Any
+    value: Any
+    found: bool
+
+
+def _field(cls: Any, loc: Sequence[int | str], content: Any) -> _Place:
+    """Follow pydantic's location, which names members of unions and items of lists as well, to the last known key."""
+    path: list[str] = []
+    field, kind, value, found = None, cls, content, content is not None
+    for i, part in enumerate(loc):
+        fields = fields_of(kind)
+        if isinstance(part, str) and part in fields:
+            field = fields[part]
+        elif isinstance(part, str) and fields and i == len(loc) - 1:
+            field = None  # an unknown key
+        else:
+            continue
+        path.append(part)
+        found = found and isinstance(value, Mapping) and part in value
+        value = value[part] if found else None
+        kind = group_of(field.annotation, value) if field is not None else None
+    return _Place(tuple(path), field, kind, value, found)
+
+
+def _unknown(place: _Place, problem: Any, cls: Any, content: Any, dashes: str) -> str:
+    path, value = [str(part) for part in place.path], problem["input"]
+    while isinstance(value, Mapping) and len(value) == 1:  # modle.experts is nearer to model.experts than modle is
+        inner, value = next(iter(value.items()))
+        path.append(str(inner))
+    text = ".".join(path)
+    return f"{dashes}{text}: no such setting{did_you_mean(text, keys(cls, content), dashes)}"
+
+
+def keys(cls: Any, content: Any = None, key: str = "") -> list[str]:
+    """Every key of a section and of those below it."""
+    found = []
+    for name, field in fields_of(cls).items():
+        own = f"{key}.{name}" if key else name
+        below = content.get(name) if isinstance(content, Mapping) else None
+        group = group_of(field.annotation, below)
+        found += [own, *(keys(group, below, own) if group is not None else [])]
+    return found
+
+
+def fields_of(kind: Any) -> dict[str, FieldInfo]:
+    """The settings of a section: a pydantic model, or a dataclass of pydantic's."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return kind.model_fields
+    return getattr(kind, "__pydantic_fields__", {}) if is_dataclass(kind) else {}
+
+
+def group_of(hint: Any, value: Any = None) -> Any:
+    """The section that a type is, or may be; a base class is asked for the one that a value names."""
+    for part in _parts(hint):
+        if fields_of(part):
+            return part.named(value) if hasattr(part, "named") else part
+    return None
+
+
+# -- types in words ---------------------------------------------------------------------------------------------------
+
+
+def expected(hint: Any) -> str:
+    """A type in words.
+
+    >>> expected(int | tuple[int, int] | None), expected(list[float]), expected(Literal["iou", "ce"])
+    ('a whole number, two whole numbers or null', 'a list of numbers', 'iou or ce')
+    """
+    words: list[str] = []
+    for part in _parts(hint):
+        origin, arguments = get_origin(part), get_args(part)
+        if origin is Literal:
+            words += map(str, arguments)
+        elif origin is list or (origin is tuple and Ellipsis in arguments):
+            words.append(f"a list of {_MANY.get(arguments[0], 'values')}")
+        elif origin is tuple:
+            words.append(f"two {_MANY.get(arguments[0], 'values')}")
+        elif origin is dict or part is dict:
+            words.append(f"a table of {_MANY[arguments[1]]}" if arguments and arguments[1] in _MANY else "a table")
+        elif names := list(fields_of(part)):
+            words.append(f"a table of {', '.join(names[:5])}{' …' * (len(names) > 5)}")
+        else:
+            words.append(_NAMES.get(part, getattr(part, "__name__", str(part))))
+    return one_of(list(dict.fromkeys(words)))
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, or the type alone; without the metadata of ``Annotated``."""
+    if get_origin(hint) is Annotated:
+        return _parts(get_args(hint)[0])
+    if get_origin(hint) in (Union, types.UnionType):
+        return tuple(part for member in get_args(hint) for part in _parts(member))
+    return (hint,)
+
+
+def _takes(hint: Any, kind: type) -> bool:
+    return any(part in (kind, Any) or get_origin(part) is Literal for part in _parts(hint)) or not any(
+        part in (int, float) for part in _parts(hint)
+    )
+
+
+def takes_text(hint: Any) -> bool:
+    """Whether an argument of this type is a text as it was typed, not YAML."""
+    return set(_parts(hint)) <= {str, types.NoneType}
+
+
+def _bounds_of(field: FieldInfo) -> str:
+    found = [(name, getattr(part, name)) for part in field.metadata for name in _BOUNDS if hasattr(part, name)]
+    return " and ".join(f"{_BOUNDS[name]} {value:g}" for name, value in found)
+
+
+def one_of(words: Sequence[str]) -> str:
+    """``a``, ``a or b``, ``a, b or c``."""
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def inline(value: Any) -> str:
+    """A value as one would type it.
+
+    >>> inline(None), inline((0.8, 1.25)), inline({"train": 0.7, "val": True}), inline("mose")
+    ('null', '[0.8, 1.25]', '{train: 0.7, val: true}', 'mose')
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if fields_of(type(value)):
+        value = {name: getattr(value, name) for name in fields_of(type(value))}
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {inline(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(inline, value)) + "]"
+    return str(value)
+
+
+def shown(value: Any) -> str:
+    """A value in an error: texts in quotes."""
+    return repr(value) if isinstance(value, str) else inline(value)
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """One setting in a table."""
+
+    key: str
+    default: str
+    meaning: str
+
+
+def rows(cls: Any, key: str) -> Iterator[Row]:
+    """The settings of one section, without those of the sections below it."""
+    for name, field in fields_of(cls).items():
+        if group_of(field.annotation) is not None and len(_parts(field.annotation)) == 1:
+            continue
+        default = field.get_default(call_default_factory=True)
+        yield Row(f"{key}.{name}" if key else name, inline(default), _meaning(field))
+
+
+def _meaning(field: FieldInfo) -> str:
+    """The description, with the words that a setting may be where it does not name them."""
+    meaning = (field.description or "").rstrip(".")
+    words = [str(word) for part in _parts(field.annotation) if get_origin(part) is Literal for word in get_args(part)]
+    named = all(re.search(rf"\b{re.escape(word)}\b", meaning) for word in words)
+    return meaning if named else f"{meaning}: {one_of(words)}"
+
+
+# -- YAML -------------------------------------------------------------------------------------------------------------
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The sections of a YAML file in which every key is there once; :class:`ConfigError` for anything else."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    def once(loader: Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+        names = [loader.construct_object(key, deep=True) for key, _ in node.value]
+        for i, name in enumerate(names):
+            if name in names[:i]:  # YAML would take the last and say nothing
+                line = node.value[i][0].start_mark.line + 1
+                raise ConfigError(f"{path}: line {line}: expected every key once, found {name!r} again")
+        return loader.construct_mapping(node, deep=True)
+
+    Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, once)
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader)  # a SafeLoader: nothing is executed
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: expected YAML in UTF-8, found other bytes") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path}: expected YAML, found a mistake{where}: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: expected YAML, found a mistake: {error}") from None
+    if not isinstance(content, Mapping):
+        found = {type(None): "an empty file", list: "a list", str: "a text"}.get(type(content), shown(content))
+        raise ConfigError(f"{path}: expected sections of settings, found {found}")
+    return dict(content)
+
+
+def read_value(text: str) -> Any:
+    """What an argument says, as YAML; a text that is no YAML is taken as it is."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text) if text else ""
+    except yaml.YAMLError:
+        return text
+
+
+def read_json(cls: Any, path: Path, text: str | bytes, what: str) -> Any:
+    """A file that this library wrote, checked against its type; :class:`ConfigError` of one line for anything else."""
+    try:
+        return TypeAdapter(cls).validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            raise ConfigError(f"{path}: expected {what} as JSON, found {first['ctx']['error']}") from None
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{path}: expected {what}, found {place}: {first['msg']}") from None
