@@ -15,11 +15,12 @@ from ambiseg._util.errors import DataError
 from ambiseg.io.source import Source
 from ambiseg.methods.base import Method
 from ambiseg.prediction.inputs import array_source, find_inputs
-from ambiseg.prediction.predictor import Draw, Options, Prediction, Predictor
+from ambiseg.prediction.predictor import Predictor
+from ambiseg.prediction.result import Draw, Options, Prediction, Strata
 from ambiseg.prediction.writing import Existing, target, write
 from ambiseg.runs import Run, Which
 
-__all__ = ["Draw", "Options", "Prediction", "Predictor", "predict", "write"]
+__all__ = ["Draw", "Options", "Prediction", "Predictor", "Strata", "predict", "write"]
 
 Images: TypeAlias = (
     str | os.PathLike[str] | np.ndarray | Tensor | Sequence[str | os.PathLike[str] | np.ndarray | Tensor]

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ambiseg.prediction.predictor import Prediction
+from ambiseg.prediction.result import Prediction
 
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart; the ground is black
 _DISTINCT = ("#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#d55e00", "#cc79a7", "#0072b2")

@@ -23,6 +23,7 @@ from ambiseg.nn import Features
 from ambiseg.nn.pixelhead import as_rows, draw_masks, label_dtype
 from ambiseg.nn.windows import Windows, plan, spacing, stitched
 from ambiseg.prediction.inputs import read_pixels
+from ambiseg.prediction.result import Draw, Options, Prediction, Strata
 from ambiseg.runs import Card, Run, Which, open_run
 
 _KEPT = 1 << 30  # bytes of a volume's features that are kept between its two passes
@@ -30,105 +31,6 @@ _BAND = 1 << 18  # pixels that the head takes at a time: a stitched map in half 
 _FLAT = 0.02  # of the network's input, which is a few units wide: less than this shows nothing
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Options:
-    """How masks are drawn, and how images are taken.
-
-    Args:
-        per_expert: masks of each expert, the compact form: a mask of expert k has weight π_k / per_expert.
-        samples: the standard form instead, this many masks: for each an expert is drawn from π.
-        seed: of the latent codes. Every image starts from it, so that an image's masks do not depend on the others.
-        window: side of the windows of a large image; 0 never cuts, ``None`` cuts images of more than 1024² pixels into
-            windows of 512.
-        overlap: of neighbouring windows; a quarter of the window unless given.
-        merge: make masks that are equal one, with their weights added.
-        convert: read a grey image as colour for a model of three channels, and three equal channels as grey for one;
-            always done for a model whose training data were read so.
-    """
-
-    per_expert: int = 4
-    samples: int | None = None
-    seed: int = 0
-    window: int | None = None
-    overlap: int | None = None
-    merge: bool = True
-    convert: bool = False
-
-    def __post_init__(self) -> None:
-        for name, value, least in (
-            ("per-expert", self.per_expert, 1),
-            ("samples", self.samples, 1),
-            ("window", self.window, 0),
-            ("overlap", self.overlap, 0),
-        ):
-            if value is not None and value < least:
-                raise DataError(f"--{name}: expected {least} or more, found {value}")
-        spacing(self.window, self.overlap)
-
-    @property
-    def form(self) -> str:
-        """``compact`` or ``standard``."""
-        return "compact" if self.samples is None else "standard"
-
-
-class Draw(NamedTuple):
-    """One sample: which expert's latent code it was, its weight, and which of the masks it came out as."""
-
-    expert: int
-    weight: float
-    mask: int
-
-
-@dataclass(frozen=True, eq=False)
-class Prediction:
-    """The masks of one image, or of one volume.
-
-    Attributes:
-        name: of the image, and of the folder that its files go to.
-        masks: one image of N masks ``[1, N, H, W]`` (``[1, N, D, H, W]``), from the heaviest to the lightest, with
-            weights and the soft ``marginal``.
-        draws: the samples that they came from, expert by expert. Merged masks came from several.
-        expert_weights: π ``[K]``; of a volume the mean over its slices.
-        expert_masks: ``[K, *spatial]``, what each expert says at the mean of its Gaussian: one mask a mode.
-        entropy: ``[*spatial]`` in nats, of the marginal.
-        classes: names of the class ids.
-        source: the file, with its size and its place in space.
-        run: the run that the model is from, as it was named, and
-        which: of its weights.
-        options: that it was made with.
-        slice_weights: π of every slice of a volume, ``[D, K]``.
-        windows: how many windows a slice was cut into; 1 is whole.
-        notes: what is odd about the image.
-    """
-
-    name: str
-    masks: MaskDistribution
-    draws: tuple[Draw, ...]
-    expert_weights: Tensor
-    expert_masks: Tensor
-    entropy: Tensor
-    classes: tuple[str, ...]
-    source: Source
-    run: str
-    which: str
-    options: Options
-    slice_weights: Tensor
-    windows: int = 1
-    notes: tuple[str, ...] = ()
-
-    def experts_of(self, mask: int) -> list[int]:
-        """The experts that drew a mask, the one with the most weight first."""
-        mass: dict[int, float] = {}
-        for draw in self.draws:
-            if draw.mask == mask:
-                mass[draw.expert] = mass.get(draw.expert, 0.0) + draw.weight
-        return sorted(mass, key=lambda expert: -mass[expert])
-
-    def __repr__(self) -> str:
-        experts = ", ".join(f"{weight:.2f}" for weight in self.expert_weights.tolist())
-        return f"Prediction({self.name!r}: {self.source.form}, {self.masks.count} masks, experts {experts})"
 
 
 class Predictor:

@@ -26,7 +26,7 @@ from ambiseg._util.errors import DataError
 from ambiseg._util.files import atomic_folder, atomic_write, write_text
 from ambiseg.io.source import Source
 from ambiseg.prediction.overview import class_colours, draw_overview, heat
-from ambiseg.prediction.predictor import Prediction
+from ambiseg.prediction.result import Prediction
 
 Existing = Literal["refuse", "skip", "overwrite"]
 
