@@ -23,8 +23,9 @@ from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.folder.layout import SPLITS
 from ambiseg.data.sets.folder.manifest import find_manifest
 from ambiseg.data.sets.folder.settings import Settings
-from ambiseg.evaluation.results import Evaluation, summarise
-from ambiseg.evaluation.scoring import Rules, score_masks
+from ambiseg.evaluation.results import Evaluation
+from ambiseg.evaluation.scoring import ScoringRules, score_masks
+from ambiseg.evaluation.summary import summarise
 from ambiseg.io.source import format_of, stem_of
 from ambiseg.masks import MaskDistribution
 
@@ -60,7 +61,7 @@ def evaluate_files(
     ...         Path(place, folder).mkdir(parents=True)
     ...         Image.fromarray(np.full((4, 4), value, np.uint8)).save(Path(place, folder, "a.png"))
     ...     found = evaluate_files(Path(place, "mine"), Path(place, "truth"))
-    >>> found.setting("files", 2)["metrics"]["ged"]["mean"], found.cases[0]["readers"]
+    >>> found.setting("files", 2).metrics["ged"].mean, found.cases[0].readers
     (0.5, 1)
     """
     source = Path(predictions)
@@ -68,23 +69,18 @@ def evaluate_files(
         raise DataError(f"{source}: expected a folder of predicted masks, found {_kind(source)}")
     readers = open_truth(truth, quiet)
     wanted = _wanted(readers, truth, split)
-    rules = Rules(protocol, readers.evaluated, len(readers.classes))
+    rules = ScoringRules(protocol, readers.evaluated, len(readers.classes))
     found = Predictions(source, readers, [readers.names[i] for i in wanted])
     scored, most = [], 0
     for i in progress(wanted, len(wanted), "scoring", quiet):
         case = readers[i]
         masks, annotations = found.of(case), _distribution(case)
-        one = score_masks(masks, annotations, case.name, case.patient, rules, "files")
-        if masks.weights is not None and float(masks.weights.max() - masks.weights.min()) > 1e-6:
-            one.case["scores"]["files"]["ged_unbiased"] = None  # that is for independent draws, which weigh the same
-        scored.append(one)
+        scored.append(score_masks(masks, annotations, case.name, case.patient, rules, "files"))
         most = max(most, masks.count)
-    for one in scored:  # by the largest number of masks, which is known now
-        one.case["scores"] = {f"files-{most}": one.case["scores"]["files"]}
-        one.curves[f"files-{most}"] = one.curves.pop("files")
     return summarise(
-        scored,
+        [one.renamed("files", f"files-{most}") for one in scored],
         [("files", most)],
+        readers.classes,
         run=str(source),
         split=split or "all",
         protocol=protocol,
@@ -94,7 +90,6 @@ def evaluate_files(
         data=readers.title,
         threads=torch.get_num_threads(),
         batch_size=1,
-        classes=list(readers.classes),
         evaluated=list(readers.evaluated),
     )
 
