@@ -326,7 +326,7 @@ def test_pipes_links_to_nothing_and_folders_without_slices(tmp_path):
     mask = tmp_path / "masks/Bob/b.png"
     mask.unlink()
     mask.symlink_to("gone.png")
-    assert refusal(tmp_path) == f"{mask}: expected a file, found a link to gone.png, where nothing is"
+    assert refusal(tmp_path) == f"{mask}: expected a file, found a link to gone.png, which does not exist"
     mask.unlink()
     os.mkfifo(mask)
     assert refusal(tmp_path) == f"{mask}: expected a file, found a pipe or a device"  # and does not wait for it
