@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ambiseg._util.errors import ConfigError, DataError
-from ambiseg.io.source import How, Source, open_source, stem_of
+from ambiseg.io.formats import stem_of
+from ambiseg.io.open import open_source
+from ambiseg.io.source import ReadOptions, Source
 from ambiseg.masks import MaskDistribution
 from ambiseg.methods.base import Noise, Predictive, Stratified, evaluation
 from ambiseg.methods.drawing import draw_noise
@@ -69,7 +71,7 @@ class Predictor:
 
     def open(self, path: Path, axes: str | None = None, axis: int | None = None) -> Source:
         """The image in a file, with axes as in training unless given."""
-        return open_source(path, How(axes=axes or self.axes, axis=self.axis if axis is None else axis))
+        return open_source(path, ReadOptions(axes=axes or self.axes, axis=self.axis if axis is None else axis))
 
     @torch.no_grad()
     def __call__(self, source: Source, name: str | None = None, progress: Progress | None = None) -> Prediction:
