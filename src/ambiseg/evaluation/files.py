@@ -26,7 +26,7 @@ from ambiseg.data.sets.folder.settings import Settings
 from ambiseg.evaluation.results import Evaluation
 from ambiseg.evaluation.scoring import ScoringRules, score_masks
 from ambiseg.evaluation.summary import summarise
-from ambiseg.io.source import format_of, stem_of
+from ambiseg.io.formats import format_of, stem_of
 from ambiseg.masks import MaskDistribution
 
 WEIGHTS = "weights.json"

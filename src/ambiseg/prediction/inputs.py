@@ -1,4 +1,4 @@
-"""What to predict on: files, folders and DICOM series by name, arrays from memory, and their pixels as input."""
+"""Images to predict: files, folders and DICOM series with their names, arrays from memory, and their pixels."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from torch import Tensor
 from ambiseg._util.errors import DataError
 from ambiseg._util.text import count, some
 from ambiseg.data.sets.folder.layout import IGNORED
-from ambiseg.io.problems import Refused
-from ambiseg.io.source import FORMATS, UNREAD, Source, format_of, stem_of, suffix_of
+from ambiseg.io.errors import FileError
+from ambiseg.io.formats import FORMATS, UNREAD, format_of, stem_of, suffix_of
+from ambiseg.io.source import Source
 
 
 @dataclass(frozen=True)
 class Input:
-    """One image to predict on; its results go into a folder of its name."""
+    """One image to predict; its results go into a folder of its name."""
 
     name: str
     path: Path
@@ -31,14 +32,14 @@ class Input:
 def find_inputs(
     paths: Sequence[str | os.PathLike[str]], dicom: str = "series", skip: str | os.PathLike[str] | None = None
 ) -> list[Input]:
-    """Every image that ``paths`` lead to, folders with all that is below them.
+    """Every image in ``paths``, folders with all that is below them.
 
     A file is named by its stem, one inside of a given folder by its path from there. Where two would share a name they
-    keep their suffix, and where that does not help the name of their folder as well.
+    keep their suffix, and where that is not enough the name of their folder as well.
 
     Args:
-        dicom: the DICOM files of a folder are the slices of one ``"series"``, or ``"files"`` that stand alone.
-        skip: a folder that is not looked into: earlier results are no images.
+        dicom: the DICOM files of a folder are the slices of one ``"series"``, or separate ``"files"``.
+        skip: a folder that is left out, because it holds earlier results.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -51,13 +52,13 @@ def find_inputs(
     found: dict[str, tuple[Path, Path]] = {}  # real path -> path, and the folder that its name counts from
     for given in map(Path, paths):
         if not given.exists():
-            raise Refused.of("E001", given, "expected an image or a folder of images, found nothing of that name")
+            raise FileError.of("E001", given, "expected an image or a folder of images, found nothing of that name")
         whole = Path(os.path.abspath(given))
         if given.is_dir():
             inside = list(_walk(given, dicom, None if skip is None else os.path.realpath(skip)))
             if not inside:
                 held = some(sorted(p.name for p in given.iterdir())) or "an empty folder"
-                raise Refused.of("E003", given, f"expected images ({' '.join(FORMATS)}), found {held}")
+                raise FileError.of("E003", given, f"expected images ({' '.join(FORMATS)}), found {held}")
             for path in inside:
                 found.setdefault(os.path.realpath(path), (path, whole if path != given else whole.parent))
         else:
@@ -68,10 +69,10 @@ def find_inputs(
 
 def _walk(top: Path, dicom: str, skip: str | None) -> Iterator[Path]:
     if (top / "images").is_dir() and (top / "masks").is_dir():
-        raise Refused.of("E003", top, f"expected images alone, found masks/ as well; name {top / 'images'} instead")
+        raise FileError.of("E003", top, f"expected images alone, found masks/ as well; name {top / 'images'} instead")
     been: set[str] = set()
     for here, folders, files in os.walk(top, onerror=_closed, followlinks=True):
-        been.add(os.path.realpath(here))  # a link to a folder above would lead round in circles
+        been.add(os.path.realpath(here))  # a link to a folder above would never end
         folders[:] = sorted(
             f
             for f in folders
@@ -82,14 +83,14 @@ def _walk(top: Path, dicom: str, skip: str | None) -> Iterator[Path]:
         if dicom == "series" and "DICOM" in kinds.values():
             yield Path(here)
             paths = [path for path in paths if kinds[path] != "DICOM"]
-        # Pictures in formats that are not read are yielded too: opening them says so, and silence would lose them.
+        # Pictures in formats that cannot be read are yielded too: opening them reports it.
         yield from (path for path in paths if kinds[path] or suffix_of(path) in UNREAD)
 
 
 def _closed(error: OSError) -> None:
-    """A folder that may not be read would be passed over in silence, and its images with it."""
+    """An error, because ``os.walk`` leaves out folders that may not be read."""
     message = f"expected a folder that may be read, found: {error.strerror}"
-    raise Refused.of("E201", str(error.filename), message, "change the folder's permissions")
+    raise FileError.of("E201", str(error.filename), message, "change the folder's permissions")
 
 
 def _hidden(name: str) -> bool:
@@ -97,7 +98,7 @@ def _hidden(name: str) -> bool:
 
 
 def _names(pairs: list[tuple[Path, Path]]) -> list[str]:
-    """The shortest names that tell all apart, also where a file system does not tell capitals from small letters."""
+    """The shortest names that are unique, also on file systems that ignore case."""
     choices = []
     for path, top in pairs:
         whole = Path(os.path.abspath(path))
@@ -109,7 +110,7 @@ def _names(pairs: list[tuple[Path, Path]]) -> list[str]:
         for i in _clashing(names):
             names[i] = _composed(choices[i][longer])
     taken: Counter[str] = Counter()
-    for i in _clashing(names):  # the same folder and file in two places: nothing is left but to count
+    for i in _clashing(names):  # the same folder and file name in two places: numbered
         taken[names[i].casefold()] += 1
         names[i] += f"-{taken[names[i].casefold()]}"
     return names
@@ -120,7 +121,7 @@ def _composed(name: str) -> str:
 
 
 def _clashing(names: list[str]) -> list[int]:
-    """Names that are another's too, or that another's folder would lie in."""
+    """Names that another image has too, or that are the folder of another."""
     folded = [name.casefold() for name in names]
     times = Counter(folded)
     above = {parent.as_posix() for name in folded for parent in Path(name).parents}
@@ -131,7 +132,7 @@ def _clashing(names: list[str]) -> list[int]:
 
 
 def array_source(array: np.ndarray | Tensor, name: str) -> Source:
-    """An image ``[C, H, W]`` or a volume ``[D, C, H, W]`` from memory, as if it had been a file.
+    """An image ``[C, H, W]`` or a volume ``[D, C, H, W]`` from memory, as if it were a file.
 
     >>> array_source(np.zeros((5, 1, 4, 6)), "a").form
     '5 slices of 4×6'
@@ -151,18 +152,23 @@ def read_pixels(source: Source, k: int, channels: int, convert: bool) -> Tensor:
 
     Args:
         channels: that the model was trained on.
-        convert: repeat a grey image in three channels, and take one of three that are equal.
+        convert: repeat a grey image in three channels, and take one of three equal ones.
     """
     raw = source.read(k)
     if len(raw) != channels:
         raw = _converted(raw, channels) if convert else None
     if raw is None:
-        ways = {(3, 1): "; --convert reads grey as colour", (1, 3): "; --convert reads three equal channels as one"}
+        ways = {
+            (3, 1): "; convert=True reads grey as colour",
+            (1, 3): "; convert=True reads three equal channels as one",
+        }
         message = f"expected {count(channels, 'channel')}, as the model was trained on, found {source.channels}"
         hint = ways.get((channels, source.channels), "") if not convert else ""
-        raise DataError(f"{source.path}: {message}{hint}")  # what helps a data set (E308) does not help here
+        raise DataError(f"{source.path}: {message}{hint}")  # the fix of E308 is about data sets
     if raw.dtype.kind == "f" and (wrong := int((~np.isfinite(raw)).sum())):
-        raise Refused.of("E206", source.path, f"expected finite values, found {count(wrong, 'value')} nan or infinite")
+        raise FileError.of(
+            "E206", source.path, f"expected finite values, found {count(wrong, 'value')} nan or infinite"
+        )
     return torch.from_numpy(np.array(raw, np.float32))[None]
 
 

@@ -20,8 +20,10 @@ from ambiseg.data.sets.folder.labels import Convention, Values, by_value, declar
 from ambiseg.data.sets.folder.layout import Entry, Listing, MaskFile, list_folder
 from ambiseg.data.sets.folder.manifest import find_manifest, list_manifest
 from ambiseg.data.sets.folder.settings import Labels, Settings, Target
-from ambiseg.io.problems import Problem, Refused
-from ambiseg.io.source import How, Source, format_of, open_source
+from ambiseg.io.errors import FileError, Problem
+from ambiseg.io.formats import format_of
+from ambiseg.io.open import open_source
+from ambiseg.io.source import ReadOptions, Source
 
 _BUDGET = 512 << 20  # bytes of decoded volumes that are kept; those of the case at hand are, whatever they take
 _STACKS = ("TIFF", "NumPy", "NIfTI", "DICOM")  # files that may hold several slices
@@ -94,7 +96,7 @@ class Folder(Cases):
 
     def _start(self, root: Path, given: Settings, quiet: bool, strict: bool) -> None:
         if not root.exists():
-            raise Refused.of("E001", root, "expected a folder or a manifest, found nothing of that name")
+            raise FileError.of("E001", root, "expected a folder or a manifest, found nothing of that name")
         manifest = find_manifest(root)
         self.root = manifest.parent if manifest else root
         self.settings = given.over(Settings.load(self.root))
@@ -115,7 +117,7 @@ class Folder(Cases):
                 self._report(problem)
         self.entries = [entry for entry in listing.entries if entry.masks]
         if not self.entries and self._strict:
-            raise Refused.of("E004", self.root, "expected at least one image with a mask, found none")
+            raise FileError.of("E004", self.root, "expected at least one image with a mask, found none")
         if len({entry.split is None for entry in self.entries}) > 1:
             bare = next(entry for entry in self.entries if entry.split is None)
             some = count(sum(entry.split is None for entry in self.entries), "case")
@@ -128,7 +130,7 @@ class Folder(Cases):
         for number, entry in enumerate(progress(self.entries, len(self.entries), "listing", self._quiet)):
             try:
                 kept, total = self._slices(entry)
-            except Refused as refused:
+            except FileError as refused:
                 self._report(refused.problem)
                 continue
             digits = max(3, len(str(total - 1)))
@@ -141,7 +143,7 @@ class Folder(Cases):
 
     def _report(self, problem: Problem) -> None:
         if self._strict and problem.severity == "error":
-            raise Refused(problem)
+            raise FileError(problem)
         self.problems.append(problem)
 
     def _patient(self, entry: Entry) -> str:
@@ -179,12 +181,12 @@ class Folder(Cases):
         for path, mask in progress(self._raw_masks(), self._mask_count, "looking through the masks", self._quiet):
             try:
                 seen.add(mask, path)
-            except Refused:
+            except FileError:
                 if self._strict:
                     raise  # the checker meets it again, and reports it with the case
         try:
             return observed_convention(seen, self.settings)
-        except Refused as refused:
+        except FileError as refused:
             self._report(refused.problem)
             return by_value(seen)  # so that the checker can go on
 
@@ -201,7 +203,7 @@ class Folder(Cases):
                     if source.format == "JPEG":
                         raise _lossy(mask.path)
                     yield mask.path, source.read(min(k, source.slices - 1))
-                except Refused:
+                except FileError:
                     if self._strict:
                         raise
 
@@ -229,7 +231,7 @@ class Folder(Cases):
             try:
                 source = self._open(self.entries[number].image)
                 kinds.setdefault((source.channels, source.dtype), []).append(source.path.name)
-            except Refused:
+            except FileError:
                 if self._strict:
                     raise
         channels, dtype = kind = max(kinds, key=lambda kind: len(kinds[kind]), default=(1, np.dtype("u1")))
@@ -269,7 +271,7 @@ class Folder(Cases):
         case, problems = self.read(index)
         for problem in problems:
             if problem.severity == "error":
-                raise Refused(problem)
+                raise FileError(problem)
         assert case is not None
         return case
 
@@ -282,7 +284,7 @@ class Folder(Cases):
             source = self._open(entry.image)
             problems += source.notes if k == 0 else ()
             image = self._image(source, k)
-        except Refused as refused:
+        except FileError as refused:
             return None, [refused.problem]
         labels: list[np.ndarray] = []
         voids: list[np.ndarray] = []
@@ -290,7 +292,7 @@ class Folder(Cases):
         for mask in entry.masks:
             try:
                 ids, void = self._mask(mask, source, k)
-            except Refused as refused:
+            except FileError as refused:
                 problems.append(refused.problem)
                 continue
             labels.append(ids)
@@ -326,20 +328,20 @@ class Folder(Cases):
         elif len(image) != wanted and self.settings.channels == 1 and len(image) == 3:
             if (tinted := int(((image[0] != image[1]) | (image[0] != image[2])).sum())) > 0:
                 message = f"expected a grey image, found {count(tinted, 'pixel')} in colour"
-                raise Refused.of("E308", source.path, message, 'declare "channels": 3')
+                raise FileError.of("E308", source.path, message, 'declare "channels": 3')
             image = image[:1]
         if len(image) != wanted:
             like = f"as {self._first[0]}" if self.settings.channels is None else "as declared"
-            raise Refused.of("E308", source.path, f"expected {count(wanted, 'channel')} {like}, found {len(image)}")
+            raise FileError.of("E308", source.path, f"expected {count(wanted, 'channel')} {like}, found {len(image)}")
         first, _, dtype = self._first
         if image.dtype != dtype and image.dtype.kind in "if" and dtype.kind in "if":
             same = image.astype(dtype)  # medical images of one unit come in several types; what fits is the same image
             image = same if np.array_equal(same, image) else image
         if self.settings.intensity is None and image.dtype != dtype:
             message = f"expected {dtype} as {first}, found {image.dtype}"
-            raise Refused.of("E309", source.path, message)
+            raise FileError.of("E309", source.path, message)
         if image.dtype.kind == "f" and (wrong := int((~np.isfinite(image)).sum())):
-            raise Refused.of(
+            raise FileError.of(
                 "E206", source.path, f"expected finite values, found {count(wrong, 'value')} nan or infinite"
             )
         return image
@@ -350,13 +352,13 @@ class Folder(Cases):
             raise _lossy(mask.path)
         if (source.slices, *source.size) != (image.slices, *image.size):
             message = f"expected {image.form} as its image {image.path.name}, found {source.form}"
-            raise Refused.of("E301", mask.path, message, self._size_advice(image, source))
+            raise FileError.of("E301", mask.path, message, self._size_advice(image, source))
         if image.affine is not None and source.affine is not None and self.settings.geometry != "ignore":
-            from ambiseg.io.medical import distance
+            from ambiseg.io.source import grid_distance
 
-            if (miss := distance(image, source)) is not None:
+            if (miss := grid_distance(image, source)) is not None:
                 message = f"expected the grid of {image.path.name}, found corners {miss:.3g} mm away from its own"
-                raise Refused.of("E302", mask.path, message)
+                raise FileError.of("E302", mask.path, message)
         return self.convention(source.read(k), mask.path)
 
     def _size_advice(self, image: Source, mask: Source) -> str:
@@ -376,7 +378,7 @@ class Folder(Cases):
         if key in self._sources:
             self._sources.move_to_end(key)
             return self._sources[key]
-        how = How(
+        how = ReadOptions(
             mask=mask,
             coloured=self.settings.colours is not None,
             axes=self.settings.axes,
@@ -398,5 +400,5 @@ class Folder(Cases):
         return {**self.__dict__, "_sources": OrderedDict(), "_kept": 0}
 
 
-def _lossy(path: Path) -> Refused:
-    return Refused.of("E205", path, "expected a mask without loss, found JPEG, whose values are not class ids")
+def _lossy(path: Path) -> FileError:
+    return FileError.of("E205", path, "expected a mask without loss, found JPEG, whose values are not class ids")
