@@ -130,6 +130,12 @@ class Strata(_Record):
     setting: str
     by_bucket: list[StrataBucket]
 
+    @property
+    def intervals(self) -> list[Interval]:
+        """Mean weight and interval of each stratum."""
+        columns = zip(self.mean, self.low, self.high, strict=True)
+        return [Interval(mean=mean, low=low, high=high) for mean, low, high in columns]
+
 
 class FlipScores(_Record):
     """How often the pixels of class ``name`` are of class ``to``: in the annotations and in the predictions."""
