@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from datetime import datetime
 from importlib import resources
@@ -159,6 +160,7 @@ def _strata(evaluation: Evaluation, headline: SettingScores, plots: Figures) -> 
             for b in headline.buckets
         ],
         "plots": [],
+        "weights": [],
     }
     return section | _strata_weights(strata, evaluation, headline, plots) if strata else section
 
@@ -186,7 +188,8 @@ def _strata_weights(strata: Strata, evaluation: Evaluation, headline: SettingSco
 
 
 def _file(name: str) -> str:
-    return name.replace(" ", "-").replace("/", "-")
+    """A name as a part of file names and ids: ``ensemble members`` -> ``ensemble-members``."""
+    return re.sub(r"\W+", "-", name).strip("-")
 
 
 def _modes(evaluation: Evaluation, modes: Modes, gallery: Gallery | None, plots: Figures) -> Section:
