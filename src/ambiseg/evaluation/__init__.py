@@ -17,6 +17,7 @@ from typing import Any
 from ambiseg._util.errors import ConfigError, DataError
 from ambiseg._util.processes import first_process
 from ambiseg._util.progress import reporting
+from ambiseg.config import Config
 from ambiseg.evaluation.files import evaluate_files
 from ambiseg.evaluation.results import METRICS, Evaluation
 from ambiseg.evaluation.scoring import ScoringRules
@@ -24,6 +25,7 @@ from ambiseg.evaluation.summary import summarise
 from ambiseg.methods.drawing import FORMS
 from ambiseg.metrics import PROTOCOLS
 from ambiseg.runs import Run, Which, open_run
+from ambiseg.settings import validate
 
 __all__ = ["METRICS", "Evaluation", "evaluate", "evaluate_files", "evaluation_path", "saved_evaluation"]
 
@@ -75,7 +77,8 @@ def evaluate(
     if threads < 1:
         raise ConfigError(f"threads: expected at least 1, found {threads}")
     # The intensity that the run was trained with, even if the data set now recommends another.
-    config = opened.config.data.changed(**{"intensity": card.intensity, **(data or {})})
+    changed = {**vars(opened.config.data), "intensity": card.intensity, **(data or {})}
+    config = validate(Config, {**dict(opened.config), "data": changed}).data
     parts = opened.split
     if split not in parts.parts:
         raise ConfigError(f"{opened.folder / 'split.json'}: expected part {split!r}, found {', '.join(parts.parts)}")
