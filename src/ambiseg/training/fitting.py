@@ -91,7 +91,7 @@ class Fitting(LightningModule):
         generator = torch.Generator(self.device).manual_seed(seed)
         try:
             terms = self.model.loss(
-                batch.images, batch.annotations, regions=batch.regions, generator=generator, **self.settings()
+                batch.images, batch.annotations, generator=generator, **self.settings()
             )
         except NotFiniteError:  # on a CPU the coupling looks
             self._stop(batch_idx)
