@@ -67,7 +67,7 @@ class MoSE(Method):
         **settings: Any,
     ) -> None:
         super().__init__()
-        if isinstance(cost, str):
+        if cost is not None and not callable(cost):
             settings["cost"] = cost
         self.config = config = validate(MoSEConfig, settings) if config is None else config.changed(**settings)
         if classes < 2:
@@ -78,7 +78,7 @@ class MoSE(Method):
         self.register_buffer("class_weights", weights, persistent=False)  # a setting: checkpoints do not carry it
         self.class_weights: Tensor | None
         self.classes = classes
-        self.cost: str | Cost = config.cost if cost is None else cost
+        self.cost: str | Cost = cost if callable(cost) else config.cost
         self.backbone = _backbone(backbone, in_channels, config)
         self.experts = Experts(config.experts, config.latent, config.stochastic, config.diagonal)
         self.gate = Gate(self.backbone.gate_channels, config.experts, config.expert_weights)
