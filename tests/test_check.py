@@ -19,7 +19,7 @@ from ambiseg.data.check import check
 from ambiseg.data.check.check import Report
 from ambiseg.data.check.survey import Survey
 from ambiseg.data.sets.folder.settings import Settings
-from ambiseg.io.problems import KINDS, SEVERITIES, Problem, Refused
+from ambiseg.io.errors import KINDS, SEVERITIES, FileError, Problem
 from ambiseg.overlap import pairwise_iou
 from ambiseg.viz.drawing import differences, outlines, reader_colours
 from tests.conftest import REPOSITORY, SHARED
@@ -380,7 +380,7 @@ def test_every_problem_has_a_kind_that_the_guide_explains():
     source = "".join(path.read_text() for path in (REPOSITORY / "src/ambiseg/data").glob("*.py"))
     for code in KINDS:
         assert source.count(f'"{code}"') > 1, f"{code} is never reported"
-    assert str(Refused(Problem("E201", "a.png", "expected x, found y"))) == "a.png: expected x, found y"
+    assert str(FileError(Problem("E201", "a.png", "expected x, found y"))) == "a.png: expected x, found y"
 
 
 @pytest.mark.parametrize("name", ["dataset1_rat_smooth_muscle", "dataset2A_rabbit_smooth_muscle"])

@@ -14,7 +14,7 @@ from ambiseg.data.check.check import check
 from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.folder.labels import Convention, Values, observed_convention
 from ambiseg.data.sets.folder.settings import Settings
-from ambiseg.io.problems import Refused
+from ambiseg.io.errors import FileError
 from tests.files import disc, make, picture, refusal, save
 
 
@@ -37,7 +37,7 @@ def test_the_convention_is_binary_for_0_and_255_alone(numbers):
         seen.add(np.full((1, 2, 2), number, np.uint8), Path(f"{number}.png"))
     try:
         kind, classes = (found := observed_convention(seen, Settings())).kind, len(found.classes)
-    except Refused as refused:
+    except FileError as refused:
         assert refused.problem.code == "E306"  # noqa: PT017
         present = len(numbers | {0})
         assert max(numbers) >= 64 or present * 2 < max(numbers) + 1

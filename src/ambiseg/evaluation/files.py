@@ -25,7 +25,7 @@ from ambiseg.data.sets.folder.manifest import find_manifest
 from ambiseg.data.sets.folder.settings import Settings
 from ambiseg.evaluation.results import Evaluation, summarise
 from ambiseg.evaluation.scoring import Rules, score_masks
-from ambiseg.io.source import format_of, stem_of
+from ambiseg.io.formats import format_of, stem_of
 from ambiseg.masks import MaskDistribution
 
 WEIGHTS = "weights.json"

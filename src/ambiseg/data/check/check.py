@@ -26,7 +26,7 @@ from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.folder.labels import declared_convention
 from ambiseg.data.sets.folder.layout import SPLITS
 from ambiseg.data.sets.folder.settings import FILE, Settings
-from ambiseg.io.problems import Problem, Refused, one_a_file
+from ambiseg.io.errors import FileError, Problem, one_per_file
 
 Locate = Callable[..., str]  # a case's name, and perhaps a reader -> the file
 _ORDER = ("error", "warning", "hint")
@@ -143,7 +143,7 @@ def check(source: str | os.PathLike[str] | Cases, settings: Settings | None = No
             report.unread += 1
         else:
             survey.add(case, cases.declared[index] if cases.declared else None)
-    found += one_a_file(met)
+    found += one_per_file(met)
     if isinstance(cases, Folder) and cases.seen is not None and any(p.code == "E307" for p in found):
         table = cases.seen.colour_table()
         report.suggestion |= {"colours": table} if table else {}
@@ -186,7 +186,7 @@ def run(
         report = check(cases, quiet=quiet)
         report.path = Path(path)
     except DataError as error:
-        problem = error.problem if isinstance(error, Refused) else None
+        problem = error.problem if isinstance(error, FileError) else None
         print(f"error: {error}" + (f" ({problem.remedy})" if problem else ""), file=sys.stderr)
         if problem and json is not None and Path(json).resolve().parent.is_dir():
             _put_json(Report(Path(path), Path(path).name, problems=[problem]), json)
@@ -225,7 +225,7 @@ def _read(cases: Cases, index: int) -> tuple[Case | None, list[Problem]]:
         return cases.read(index)
     try:
         return cases[index], []
-    except Refused as refused:
+    except FileError as refused:
         return None, [refused.problem]
     except DataError as error:
         return None, [Problem("E201", cases.names[index], str(error))]

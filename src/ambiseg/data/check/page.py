@@ -17,7 +17,7 @@ from ambiseg.data.case import Case, Cases
 from ambiseg.data.check.survey import Summary, Survey
 from ambiseg.data.check.text import CLASS_HEAD, READER_HEAD, class_rows, number, overview, percent, reader_rows
 from ambiseg.data.sets.folder.cases import Folder
-from ambiseg.io.problems import KINDS, Problem
+from ambiseg.io.errors import KINDS, Problem
 from ambiseg.viz.drawing import data_uri, differences, heat_gradient, outlines, reader_colours
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ambiseg._util.text import count, shape_text, some
 from ambiseg.data.check.survey import Survey
-from ambiseg.io.problems import KINDS
+from ambiseg.io.errors import KINDS
 
 if TYPE_CHECKING:
     from ambiseg.data.check.check import Report

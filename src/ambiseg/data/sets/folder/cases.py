@@ -29,8 +29,10 @@ from ambiseg.data.sets.folder.labels import (
 from ambiseg.data.sets.folder.layout import Entry, Listing, MaskFile, list_folder
 from ambiseg.data.sets.folder.manifest import find_manifest, list_manifest
 from ambiseg.data.sets.folder.settings import Labels, Settings, Target
-from ambiseg.io.problems import Problem, Refused
-from ambiseg.io.source import How, Source, format_of, open_source
+from ambiseg.io.errors import FileError, Problem
+from ambiseg.io.formats import format_of
+from ambiseg.io.open import open_source
+from ambiseg.io.source import ReadOptions, Source, grid_distance
 
 _BUDGET = 512 << 20  # bytes of decoded volumes that are kept; those of the case at hand are, whatever they take
 _STACKS = ("TIFF", "NumPy", "NIfTI", "DICOM")  # files that may hold several slices
@@ -113,7 +115,7 @@ class Folder(Cases):
 
     def _start(self, root: Path, given: Settings, quiet: bool, strict: bool) -> None:
         if not root.exists():
-            raise Refused.of("E001", root, "expected a folder or a manifest, found nothing of that name")
+            raise FileError.of("E001", root, "expected a folder or a manifest, found nothing of that name")
         manifest = find_manifest(root)
         self.root = manifest.parent if manifest else root
         self.settings = given.over(Settings.load(self.root))
@@ -133,7 +135,7 @@ class Folder(Cases):
                 self._report(problem)
         self.entries = [entry for entry in listing.entries if entry.masks]
         if not self.entries and self._strict:
-            raise Refused.of("E004", self.root, "expected at least one image with a mask, found none")
+            raise FileError.of("E004", self.root, "expected at least one image with a mask, found none")
         if len({entry.split is None for entry in self.entries}) > 1:
             bare = next(entry for entry in self.entries if entry.split is None)
             some = count(sum(entry.split is None for entry in self.entries), "case")
@@ -145,7 +147,7 @@ class Folder(Cases):
 
     def _report(self, problem: Problem) -> None:
         if self._strict and problem.severity == "error":
-            raise Refused(problem)
+            raise FileError(problem)
         self.problems.append(problem)
 
     def _patient(self, entry: Entry) -> str:
@@ -178,7 +180,7 @@ class Folder(Cases):
         for entry in progress(self.entries, len(self.entries), "listing", self._quiet):
             try:
                 found += self._slices(entry, self._grid(entry))
-            except Refused as refused:
+            except FileError as refused:
                 self._report(refused.problem)
         return found
 
@@ -209,12 +211,12 @@ class Folder(Cases):
                     if source.format == "JPEG":
                         raise _lossy(mask.path)
                     seen.add(source.read(min(place.slice, source.slices - 1)), mask.path)
-                except Refused:
+                except FileError:
                     if self._strict:
                         raise  # the checker meets it again, and reports it with the case
         try:
             return observed_convention(seen, self.settings)
-        except Refused as refused:
+        except FileError as refused:
             self._report(refused.problem)
             return by_value(seen)  # so that the checker can go on
 
@@ -241,7 +243,7 @@ class Folder(Cases):
             try:
                 source = self._open(entry.image)
                 kinds.setdefault((source.channels, source.dtype), []).append(source.path.name)
-            except Refused:
+            except FileError:
                 if self._strict:
                     raise
         channels, dtype = kind = max(kinds, key=lambda kind: len(kinds[kind]), default=(1, np.dtype("u1")))
@@ -285,7 +287,7 @@ class Folder(Cases):
         place = self._places[index]
         try:
             source = self._open(place.entry.image)
-        except Refused as refused:
+        except FileError as refused:
             return None, [refused.problem]
         return self._read(place, source, self.convention)
 
@@ -347,7 +349,7 @@ class Folder(Cases):
         problems: list[Problem] = [*source.notes] if k == 0 else []
         try:
             image = self._image(source, k)
-        except Refused as refused:
+        except FileError as refused:
             return None, [*problems, refused.problem]
         labels: list[np.ndarray] = []
         voids: list[np.ndarray] = []
@@ -362,7 +364,7 @@ class Folder(Cases):
                     void = None if numbers is None or self.settings.void not in numbers else ids == self.settings.void
                     assert observed is not None
                     observed[str(mask.path)] = numbers
-            except Refused as refused:
+            except FileError as refused:
                 problems.append(refused.problem)
                 continue
             labels.append(ids)
@@ -398,20 +400,20 @@ class Folder(Cases):
         elif len(image) != wanted and self.settings.channels == 1 and len(image) == 3:
             if (tinted := int(((image[0] != image[1]) | (image[0] != image[2])).sum())) > 0:
                 message = f"expected a grey image, found {count(tinted, 'pixel')} in colour"
-                raise Refused.of("E308", source.path, message, 'declare "channels": 3')
+                raise FileError.of("E308", source.path, message, 'declare "channels": 3')
             image = image[:1]
         if len(image) != wanted:
             like = f"as {self._first[0]}" if self.settings.channels is None else "as declared"
-            raise Refused.of("E308", source.path, f"expected {count(wanted, 'channel')} {like}, found {len(image)}")
+            raise FileError.of("E308", source.path, f"expected {count(wanted, 'channel')} {like}, found {len(image)}")
         first, _, dtype = self._first
         if image.dtype != dtype and image.dtype.kind in "if" and dtype.kind in "if":
             same = image.astype(dtype)  # medical images of one unit come in several types; what fits is the same image
             image = same if np.array_equal(same, image) else image
         if self.settings.intensity is None and image.dtype != dtype:
             message = f"expected {dtype} as {first}, found {image.dtype}"
-            raise Refused.of("E309", source.path, message)
+            raise FileError.of("E309", source.path, message)
         if image.dtype.kind == "f" and (wrong := int((~np.isfinite(image)).sum())):
-            raise Refused.of(
+            raise FileError.of(
                 "E206", source.path, f"expected finite values, found {count(wrong, 'value')} nan or infinite"
             )
         return image
@@ -423,13 +425,11 @@ class Folder(Cases):
             raise _lossy(mask.path)
         if (source.slices, *source.size) != (image.slices, *image.size):
             message = f"expected {image.form} as its image {image.path.name}, found {source.form}"
-            raise Refused.of("E301", mask.path, message, self._size_advice(image, source))
+            raise FileError.of("E301", mask.path, message, self._size_advice(image, source))
         if image.affine is not None and source.affine is not None and self.settings.geometry != "ignore":
-            from ambiseg.io.medical import distance
-
-            if (miss := distance(image, source)) is not None:
+            if (miss := grid_distance(image, source)) is not None:
                 message = f"expected the grid of {image.path.name}, found corners {miss:.3g} mm away from its own"
-                raise Refused.of("E302", mask.path, message)
+                raise FileError.of("E302", mask.path, message)
         return source.read(k)
 
     def _size_advice(self, image: Source, mask: Source) -> str:
@@ -449,7 +449,7 @@ class Folder(Cases):
         if key in self._sources:
             self._sources.move_to_end(key)
             return self._sources[key]
-        how = How(
+        options = ReadOptions(
             mask=mask,
             coloured=self.settings.colours is not None,
             axes=self.settings.axes,
@@ -457,7 +457,7 @@ class Folder(Cases):
             like=like,
             geometry=self.settings.geometry != "ignore",
         )
-        source = open_source(path, how)
+        source = open_source(path, options)
         if source.slices > 1:
             self._sources[key] = source
             self._kept += source.nbytes
@@ -471,8 +471,8 @@ class Folder(Cases):
         return {**self.__dict__, "_sources": OrderedDict(), "_kept": 0}
 
 
-def _lossy(path: Path) -> Refused:
-    return Refused.of("E205", path, "expected a mask without loss, found JPEG, whose values are not class ids")
+def _lossy(path: Path) -> FileError:
+    return FileError.of("E205", path, "expected a mask without loss, found JPEG, whose values are not class ids")
 
 
 def _may_be_stack(path: Path) -> bool:
@@ -482,7 +482,7 @@ def _may_be_stack(path: Path) -> bool:
 def _unless_errors(case: Case | None, problems: Iterable[Problem]) -> Case:
     for problem in problems:
         if problem.severity == "error":
-            raise Refused(problem)
+            raise FileError(problem)
     assert case is not None
     return case
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ambiseg._util.text import count, some
 from ambiseg.data.sets.folder.settings import Settings, Target, colour_code, plain_names
-from ambiseg.io.problems import Refused
+from ambiseg.io.errors import FileError
 
 MOST = 64  # classes that a data set may have without declaring them; soft edges of a drawing make up to 256 values
 _NONE = 1 << 16  # in a table of targets: a value that has no meaning
@@ -58,7 +58,7 @@ class Values:
         """Look at one mask ``[C, H, W]`` as its file has it. Raises ``DataError`` if it cannot hold class ids."""
         try:
             self.count(observe(mask, path)[1], path)
-        except Refused:
+        except FileError:
             if len(mask) == 3 and mask.dtype == np.uint8 and len(self.colours) <= MOST:
                 found, pixels = np.unique(_codes(mask), return_counts=True)
                 self.colours.update(dict(zip(found.tolist(), pixels.tolist(), strict=True)))
@@ -142,7 +142,7 @@ class Convention:
         if numbers and wrong:
             noun = "value" if len(wrong) == 1 else "values"
             found = f"{noun} {some(wrong)} in {count(sum(numbers[number] for number in wrong), 'pixel')}"
-            raise Refused.of("E303", path, f"expected {self.text}, found {found}", self._advice(set(wrong)))
+            raise FileError.of("E303", path, f"expected {self.text}, found {found}", self._advice(set(wrong)))
 
     def translated(self, column: np.ndarray) -> np.ndarray:
         """Class ids of a table's column of numbers, none of which is void."""
@@ -151,7 +151,7 @@ class Convention:
     def _from_colours(self, mask: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
         if mask.shape[0] != 3 or mask.dtype != np.uint8:
             found = f"{count(mask.shape[0], 'channel')} of {mask.dtype}"
-            raise Refused.of(
+            raise FileError.of(
                 "E304", path, f"expected a mask in 8-bit colour, found {found}", "save all masks in colour"
             )
         codes = _codes(mask)
@@ -162,7 +162,7 @@ class Convention:
         if (targets == _NONE).any():
             wrong = sorted(((int(pixels[i]), int(found[i])) for i in np.flatnonzero(targets == _NONE)), reverse=True)
             colours = some([f"#{code:06x} ({n:,} px)" for n, code in wrong], 4)
-            raise Refused.of("E304", path, f"expected the {len(table)} declared colours, found {colours}")
+            raise FileError.of("E304", path, f"expected the {len(table)} declared colours, found {colours}")
         return _without_void(targets[index.reshape(codes.shape)], len(self.classes))
 
     @property
@@ -229,7 +229,7 @@ def observed_convention(seen: Values, settings: Settings) -> Convention:
         alone = seen.masks[odd] == 1 and (seen.bits or max(seen.masks.values()) > 1)
         message += f", {odd} in {'this mask alone' if alone else count(seen.masks[odd], 'mask')}"
         slip = f"correct the mask if {odd} is a slip, or " if alone and len(numbers) <= 8 else ""
-        raise Refused.of("E306", seen.numbers[odd], message, slip + _clarify(numbers))
+        raise FileError.of("E306", seen.numbers[odd], message, slip + _clarify(numbers))
     return Convention("ids", plain_names(largest + 1), settings.void)
 
 
@@ -272,8 +272,8 @@ def _one_channel(mask: np.ndarray, path: Path) -> np.ndarray:
         common = [int(code) for code in codes[np.argsort(-pixels, kind="stable")]]
         colours = [f"#{code >> 32:02x}{code >> 16 & 0xFFFF:02x}{code & 0xFFFF:02x}" for code in common]
         found = f"found {count(int(tinted.sum()), 'pixel')} in colour: {some(colours, 4)}"
-        raise Refused.of("E307", path, f"expected one number per pixel, {found}")
-    raise Refused.of("E305", path, f"expected one number per pixel, found {mask.shape[0]}")
+        raise FileError.of("E307", path, f"expected one number per pixel, {found}")
+    raise FileError.of("E305", path, f"expected one number per pixel, found {mask.shape[0]}")
 
 
 def _codes(mask: np.ndarray) -> np.ndarray:
@@ -287,10 +287,10 @@ def _whole(values: np.ndarray, path: Path) -> np.ndarray:
         wrong = values[~(values == np.rint(values))]  # nan is not equal to itself either
         if wrong.size:
             example = f"{count(wrong.size, 'pixel')} such as {wrong.flat[0]:.4g}"
-            raise Refused.of("E305", path, f"expected whole numbers, found {example}")
+            raise FileError.of("E305", path, f"expected whole numbers, found {example}")
     if values.dtype.kind in "if":
         if values.size and (low := values.min()) < 0:
-            raise Refused.of("E305", path, f"expected class ids of 0 or more, found {int(low)}")
+            raise FileError.of("E305", path, f"expected class ids of 0 or more, found {int(low)}")
         values = values.astype(np.int64)
     return values
 

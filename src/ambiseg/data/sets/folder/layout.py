@@ -14,8 +14,8 @@ from pathlib import Path
 
 from ambiseg._util.text import count, some
 from ambiseg.data.sets.folder.settings import Settings
-from ambiseg.io.problems import Problem, Refused
-from ambiseg.io.source import FORMATS, UNREAD, format_of, stem_of, suffix_of
+from ambiseg.io.errors import FileError, Problem
+from ambiseg.io.formats import FORMATS, UNREAD, format_of, stem_of, suffix_of
 
 IGNORED = {"thumbs.db", "desktop.ini", "__macosx"}  # left behind by operating systems
 SPLITS: dict[str, str] = {
@@ -77,7 +77,7 @@ def list_folder(root: Path, settings: Settings) -> Listing:
         found = [f"{d.name}/" for d in _folders(root)] + [f.name for f in _files(root)]
         message = f"expected {images}/ and {masks}/, or a manifest.csv, found {some(found) or 'an empty folder'}"
         below = [d for d in _folders(root) if (d / images).is_dir()]
-        raise Refused.of("E002", root, message, f"give the folder below, {below[0]}" if below else _rename(root))
+        raise FileError.of("E002", root, message, f"give the folder below, {below[0]}" if below else _rename(root))
     order = list(SPLITS)
     for part in sorted(parts, key=lambda part: order.index(part.name.lower())):
         _list_part(part, part.name, settings, listing)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ambiseg.data.intensity import Intensity
-from ambiseg.io.problems import Refused, known
+from ambiseg.io.errors import FileError, known
 
 FILE = "ambiseg.json"
 VOID = "void"  # what a value or a colour is mapped to that counts nowhere
@@ -183,20 +183,20 @@ class Settings:
             said = json.loads(path.read_text("utf-8-sig"))
         except OSError as error:
             message, fix = f"expected a file that may be read, found: {error.strerror}", "change the file's permissions"
-            raise Refused.of("E006", path, message, fix) from None
+            raise FileError.of("E006", path, message, fix) from None
         except ValueError as error:  # a decoding error is one, too
             message = f"expected JSON, found a mistake: {error}"
-            raise Refused.of("E006", path, message, "correct the file's syntax") from None
+            raise FileError.of("E006", path, message, "correct the file's syntax") from None
         if not isinstance(said, dict):
-            raise Refused.of("E006", path, f"expected one object of settings, found a {type(said).__name__}")
+            raise FileError.of("E006", path, f"expected one object of settings, found a {type(said).__name__}")
         names = [field.name for field in fields(Settings)]
         for key in said:
             if key not in names:
-                raise Refused.of("E006", path, f"expected known settings, found {key!r}; {known(key, names)}")
+                raise FileError.of("E006", path, f"expected known settings, found {key!r}; {known(key, names)}")
         try:
             return Settings(**said)
         except (ValueError, TypeError) as error:
-            raise Refused.of("E006", path, str(error)) from None
+            raise FileError.of("E006", path, str(error)) from None
 
 
 def plain_names(classes: int) -> tuple[str, ...]:
