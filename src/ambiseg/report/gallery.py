@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from ambiseg._util.errors import DataError
-from ambiseg._util.progress import progress, reporting
-from ambiseg.data.loader import Batch, Ticket, seed_of
+from ambiseg._util.progress import progress
+from ambiseg.data.loader import Batch, BatchSpec, seed_of
 from ambiseg.data.module import DataModule
 from ambiseg.evaluation.results import CaseScores, Evaluation
 from ambiseg.masks import MaskDistribution
@@ -124,7 +124,7 @@ def make_gallery(
         )
     chosen = choose_cases(evaluation.cases, key, count)
     names = list(dict.fromkeys(name for kind in chosen.values() for name in kind))
-    module = _open_data(run, data or {}, names, quiet)
+    module = _open_data(run, data or {}, names)
     loader: Any = module.part_dataloader(evaluation.split, whole=True)
     place = {module.cases.names[index]: index for index in module.indices(evaluation.split)}
     scores = {case.name: case for case in evaluation.cases}
@@ -133,7 +133,7 @@ def make_gallery(
     views, spans, matches = {}, [], {}
     matched = [] if evaluation.modes is None else [*chosen["best"][:1], *chosen["median"][:1]]
     for name in progress(names, len(names), "drawing", quiet):
-        batch = loader.dataset[Ticket((place[name],), 0)]  # alone, so that it keeps its own size
+        batch = loader.dataset[BatchSpec((place[name],), 0)]  # alone, so that it keeps its own size
         seed, predictive = seed_of(evaluation.seed, "report", name), model.predict(batch.images)
         image = thinned(run.card.intensity.undo(batch.images)[0].numpy())
         views[name] = view_case(predictive, batch, image, scores[name], samples, seed, colours)
@@ -144,18 +144,16 @@ def make_gallery(
     return Gallery(chosen, views, span, colours, matches)
 
 
-def _open_data(run: Run, changes: Mapping[str, Any], names: Sequence[str], quiet: bool) -> DataModule:
+def _open_data(run: Run, changes: Mapping[str, Any], names: Sequence[str]) -> DataModule:
     """The run's data, of which the cases that are drawn must be those that were split."""
-    split = run.split
-    config = replace(run.config.data, **{"intensity": run.card.intensity, **changes})
-    with reporting("preparing data", quiet) as report:
-        module = DataModule(config, split=split, progress=report)
-        try:
-            module.setup()
-            split.verify(module.cases)
-        except (DataError, OSError) as error:
-            hint = "0 cases make a page without pictures, which needs no data"
-            raise DataError(f"{run.folder}: pictures need the run's data: {error}; {hint}") from None
+    config = run.config.data.changed(**{"intensity": run.card.intensity, **changes})
+    try:
+        module = DataModule(config, split=run.split, decode=False)
+        module.setup()
+        run.split.verify(module.cases, names)
+    except (DataError, OSError) as error:
+        hint = "0 cases make a page without pictures, which needs no data"
+        raise DataError(f"{run.folder}: pictures need the run's data: {error}; {hint}") from None
     return module
 
 

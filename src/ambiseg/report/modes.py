@@ -47,10 +47,11 @@ def match_modes(
     from scipy.optimize import linear_sum_assignment
 
     masks = predictive.compact(1, torch.Generator().manual_seed(seed))
-    modes, iou = iou_with_modes(masks, batch.regions, flips, evaluation.evaluated, evaluation.protocol)
+    annotations = batch.annotations
+    modes, iou = iou_with_modes(masks, annotations.regions, flips, evaluation.evaluated, evaluation.protocol)
     weights = predictive.weights[0].tolist()
-    valid = None if batch.annotations.valid is None else thinned(batch.annotations.valid[0].numpy())
-    regions = batch.regions.index[0].numpy().reshape(tuple(batch.annotations.spatial))
+    valid = None if annotations.valid is None else thinned(annotations.valid[0].numpy())
+    regions = annotations.regions.index[0].numpy().reshape(tuple(annotations.spatial))
     regions = thinned(np.minimum(regions, len(modes.table) - 1))
     matches = [
         ModeMatch(

@@ -210,7 +210,7 @@ def _modes(evaluation: Evaluation, modes: Modes, gallery: Gallery | None, plots:
         about = "How often the pixels of each class are flipped: in the annotations (rings) and predicted (dots)."
         made.append(plots.make("flips", "Class flips", about, figures.class_flips, modes, size=THIRD))
     if modes.strata_iou:
-        about = f"Mean IoU of the masks of each {stratum} with each mode; one bright column per row: it draws one mode."
+        about = f"Mean IoU of the masks of each {stratum} with each mode: bright cells are modes that it draws."
         if modes.matching:
             about += f" Modes are in descending order of probability, and each {stratum} is in the row of its mode."
         title = f"{stratum}s and modes".capitalize()
