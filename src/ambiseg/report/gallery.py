@@ -11,6 +11,7 @@ import torch
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.progress import progress
+from ambiseg.data.config import DataConfig
 from ambiseg.data.loader import Batch, BatchSpec, seed_of
 from ambiseg.data.module import DataModule
 from ambiseg.evaluation.results import CaseScores, Evaluation
@@ -19,6 +20,7 @@ from ambiseg.methods.base import Predictive, Stratified
 from ambiseg.methods.drawing import draw
 from ambiseg.report.modes import ModeMatches, match_modes
 from ambiseg.runs import Run
+from ambiseg.settings import validate
 from ambiseg.viz import pictures
 from ambiseg.viz.colours import class_colours
 from ambiseg.viz.pictures import thinned
@@ -146,7 +148,8 @@ def make_gallery(
 
 def _open_data(run: Run, changes: Mapping[str, Any], names: Sequence[str]) -> DataModule:
     """The run's data, of which the cases that are drawn must be those that were split."""
-    config = run.config.data.changed(**{"intensity": run.card.intensity, **changes})
+    content = {**vars(run.config.data), "intensity": run.card.intensity, **changes}
+    config = validate(DataConfig, content, prefix="data.")
     try:
         module = DataModule(config, split=run.split, decode=False)
         module.setup()

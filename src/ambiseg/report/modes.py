@@ -48,6 +48,7 @@ def match_modes(
 
     masks = predictive.compact(1, torch.Generator().manual_seed(seed))
     annotations = batch.annotations
+    assert annotations.regions is not None
     modes, iou = iou_with_modes(masks, annotations.regions, flips, evaluation.evaluated, evaluation.protocol)
     weights = predictive.weights[0].tolist()
     valid = None if annotations.valid is None else thinned(annotations.valid[0].numpy())
