@@ -19,19 +19,20 @@ from ambiseg import MaskDistribution, bootstrap, ece, ged, matched_iou, pixel_en
 from ambiseg._util.errors import ConfigError, DataError
 from ambiseg.cli import main
 from ambiseg.cli.evaluate import show
-from ambiseg.data.config import DATASETS
-from ambiseg.data.loader import Batch, seed_of
+from ambiseg.data.config import DATASETS, DataConfig
+from ambiseg.data.loader import seed_of
 from ambiseg.data.module import DataModule
 from ambiseg.data.sets.shapes import Shapes
 from ambiseg.evaluation import METRICS, Evaluation, evaluate, evaluation_path, saved_evaluation
 from ambiseg.evaluation.results import Interval, Mean
 from ambiseg.evaluation.scoring import ScoredCase, ScoringRules, bias, score_batch, score_masks
 from ambiseg.evaluation.summary import mean_of, summarise
-from ambiseg.methods.base import Noise, Predictive, Stratified
+from ambiseg.methods.base import Stratified
 from ambiseg.methods.drawing import per_stratum
-from ambiseg.regions import partition
+from ambiseg.nn.config import BackboneConfig
 from ambiseg.runs import Run
 from tests.conftest import TINY
+from tests.drop_ins import Latent, TwoHeads
 
 BATCH = {"eval_batch_size": 4}
 
@@ -153,36 +154,36 @@ def test_compact_form_comes_as_close_as_strata_allow():
         assert per_stratum(n, strata) == best
 
 
-class Coin(Predictive):
-    """A method with samples only: every mask is all of one class or all of the other."""
-
-    classes, size = 2, (4, 4)
-
-    def noise(self, n, generator=None, size=None):
-        return Noise(torch.rand(2, n, 1, generator=generator))
-
-    def probs(self, noise):
-        one = (noise.codes > 0.5).float()[..., None, None].expand(-1, -1, -1, 4, 4)
-        return torch.cat([1 - one, one], 2)
-
-
-def test_a_method_without_strata_is_scored_in_standard_form():
-    rules = ScoringRules("mose", (1,), 2)
-    annotations = MaskDistribution(torch.randint(2, (2, 3, 4, 4), generator=torch.Generator().manual_seed(2)))
-    batch = Batch(torch.zeros(2, 1, 4, 4), annotations, partition(annotations, 2), ("a", "b"), ("ann", "bob"))
-    scored = score_batch(Coin(), batch, rules, ["standard", "compact"], [6])
-    drawn = Coin().sample(6, torch.Generator().manual_seed(seed_of(0, "evaluate", "standard", 6, "a")))
-    assert [one.scores.scores.keys() for one in scored] == [{"standard-6"}] * 2
-    assert [one.scores.scores["standard-6"]["ged"] for one in scored] == ged(drawn, annotations).tolist()
-    assert [one.scores.strata_weights for one in scored] == [None, None]
-    found = _summary(scored, 6, form="standard")
-    assert found.strata is None
-    assert "_1" not in found.to_csv().splitlines()[0]
+@pytest.mark.parametrize(("method", "keys", "stratum"), [(Latent, ["standard-5"], ""), (TwoHeads, None, "head")])
+def test_methods_with_strata_and_with_samples_only(method, keys, stratum):
+    """Methods that are not in the package: their words in the tables, nothing of strata where there are none."""
+    data = DataModule(DataConfig(name="shapes", options={"count": 40, "size": 32}, eval_batch_size=4))
+    data.setup()
+    model = method.build(method.Config(), BackboneConfig(channels=(8, 16)), 1, 2)
+    batch, rules = next(iter(data.val_dataloader())), ScoringRules("mose", (1,), 2)
+    predictive, settings = model.predict(batch.images), keys or ["standard-5", "compact-4"]
+    scored = score_batch(predictive, batch, rules, ["standard", "compact"], [5])
+    assert [list(one.scores.scores) for one in scored] == [settings] * 4
+    drawn = predictive.sample(5, torch.Generator().manual_seed(seed_of(0, "evaluate", "standard", 5, batch.names[0])))
+    assert [one.scores.scores["standard-5"]["ged"] for one in scored] == ged(drawn, batch.annotations).tolist()
+    found = _summary(scored, *settings, stratum=model.stratum)
+    head, *rows = csv.reader(found.to_csv().splitlines())
     console = Console(width=100, record=True)
     show(found, console)
-    assert "weight of each" not in console.export_text()
-    with pytest.raises(ConfigError, match="form: expected one that the method has, found compact"):
-        score_batch(Coin(), batch, rules, ["compact"], [6])
+    text = console.export_text()
+    assert "expert" not in text
+    if stratum:
+        assert found.strata is not None
+        assert (found.strata.name, found.strata.count) == (stratum, 2)
+        assert head[-2:] == ["head_1", "head_2"]
+        assert [float(cell) for cell in rows[0][-2:]] == predictive.weights[0].double().tolist()
+        assert "weight of each head" in text
+    else:
+        assert found.strata is None
+        assert head[-1] == METRICS[-1]
+        assert "weight of" not in text
+        with pytest.raises(ConfigError, match="form: expected one that the method has, found compact"):
+            score_batch(predictive, batch, rules, ["compact"], [5])
 
 
 def test_unbiased_distance_of_stratified_draws_is_right_on_average():
@@ -212,7 +213,7 @@ def test_interval_of_pooled_calibration_draws_whole_patients():
     predicted = torch.randint(2, (4, 5, 6, 6), generator=g)
     predicted[2:] = 1
     scored = [_scored(predicted[i], truth[i], f"case {i}", "ab"[i // 2]) for i in range(4)]
-    found = _summary(scored, 5).settings[0].ece
+    found = _summary(scored, "files-5").settings[0].ece
 
     def pooled(images: slice) -> float:
         one, other = (MaskDistribution(x[images]).marginal_probs(2) for x in (predicted, truth))
@@ -232,10 +233,11 @@ def _scored(predicted, truth, name: str, patient: str, protocol: str = "mose", v
     )
 
 
-def _summary(scored: list[ScoredCase], samples: int, protocol: str = "mose", form: str = "files") -> Evaluation:
+def _summary(scored: list[ScoredCase], *keys: str, protocol: str = "mose", **options: Any) -> Evaluation:
+    settings = [(form, int(samples)) for form, samples in (key.split("-") for key in keys)]
     about = {"run": "x", "split": "all", "which": "files", "weights": "", "seed": 0, "data": "x"}
-    about |= {"threads": 1, "batch_size": 1}
-    return summarise(scored, [(form, samples)], ["no", "yes"], protocol=protocol, evaluated=[1], **about)
+    about |= {"threads": 1, "batch_size": 1, "evaluated": [1], "protocol": protocol}
+    return summarise(scored, settings, ["no", "yes"], **about, **options)
 
 
 def test_images_without_a_value_are_counted_and_left_out(tmp_path):
@@ -246,7 +248,7 @@ def test_images_without_a_value_are_counted_and_left_out(tmp_path):
         _scored(empty, empty, "none", "cem", "kohl2018"),
         _scored(full, full, "void", "dora", "kohl2018", valid=torch.zeros(1, 4, 4, dtype=torch.bool)),
     ]
-    found = _summary(scored, 5, "kohl2018")
+    found = _summary(scored, "files-5", protocol="kohl2018")
     scores = {case.name: case.scores["files-5"] for case in found.cases}
     assert scores["both"]["ged"] == 0
     assert scores["none"]["ged"] is scores["none"]["matched_iou"] is None
@@ -533,7 +535,7 @@ def test_one_line_names_what_is_wrong(damage, options, message, tiny_run, tmp_pa
 
 
 def test_unknown_settings_of_the_data_are_named(tiny_run):
-    with pytest.raises(ConfigError, match=r"data\.rot: no such setting; did you mean data\.root\?"):
+    with pytest.raises(ConfigError, match=r"data\.rot: no such setting; did you mean data"):
         evaluate(tiny_run, data={"rot": "x"})
 
 

@@ -9,7 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
+from ambiseg.cli.evaluate import show
 from ambiseg.config import parse
 from ambiseg.data.case import Case, Flip
 from ambiseg.data.intensity import Intensity
@@ -160,16 +162,16 @@ def street_run(tmp_path_factory):
     path = camvid(place / "frames.npz", 12, 5)
     options = [
         f"--data.root={path}", "--data.size=[16, 16]", "--data.batch_size=4", "--data.eval_batch_size=2",
-        "--data.augment.scale=[1.0, 1.5]", "--data.fractions={train: 0.6, val: 0.4}", "--model.channels=[8, 16]",
+        "--data.augment.scale=[1.0, 1.5]", "--data.fractions={train: 0.6, val: 0.4}", "--backbone.channels=[8, 16]",
         "--model.experts=6", "--model.latent=2", "--trainer.epochs=2", "--trainer.check_every=1",
-        "--trainer.accelerator=cpu", "--schedules.group_threshold.values=[0.9]",
-        "--schedules.capacity.values=[0.2, 1.0]",
+        "--trainer.accelerator=cpu", "--model.group_threshold=0.9",
+        "--model.capacity.values=[0.2, 1.0]",
     ]  # fmt: skip
     train(parse(options, "camvid"), place / "run", quiet=True, command=["ambiseg", "train", "camvid"])
     return place / "run"
 
 
-def test_modes_are_evaluated_and_reported(street_run, tmp_path):
+def test_modes_are_evaluated(street_run, tmp_path):
     found = evaluate(street_run, samples=(4, 6), accelerator="cpu", quiet=True)
     modes = found.modes
     assert modes is not None
@@ -182,7 +184,17 @@ def test_modes_are_evaluated_and_reported(street_run, tmp_path):
     assert [flip.to for flip in modes.flips] == ["pavement2", "pedestrian2", "car2", "tree2", "road2"]
     assert [flip.truth for flip in modes.flips] == pytest.approx([8 / 17, 7 / 17, 6 / 17, 5 / 17, 4 / 17])
     found.save(tmp_path / "e.json")
-    assert Evaluation.load(tmp_path / "e.json").modes == modes
+    assert Evaluation.load(tmp_path / "e.json") == found
+    assert found.flipped == [(4, 11), (9, 12), (8, 13), (5, 14), (3, 15)]
+    console = Console(width=100, record=True)
+    show(found, console)
+    text = console.export_text()
+    assert "share of flipped pixels, compact 6" in text
+    assert f"{modes.found} of them are drawn most often by some expert" in text
+
+
+def test_modes_are_reported(street_run, tmp_path):
+    found = evaluate(street_run, samples=(6,), accelerator="cpu", quiet=True)
     found.save(street_run / "evaluation-test.json")
     text = report(street_run, out=tmp_path / "r.html", cases=1, samples=1, quiet=True).read_text()
     assert text.count("Experts beside their modes") in (1, 2)
@@ -191,7 +203,6 @@ def test_modes_are_evaluated_and_reported(street_run, tmp_path):
     assert "32 modes" in text
     assert "One digit a class: pavement, pedestrian, car, tree, road; 1 is flipped." in text
     assert (tmp_path / "r-figures" / "mode-pairs.png").is_file()
-    assert found.flipped == [(4, 11), (9, 12), (8, 13), (5, 14), (3, 15)]
     colours = class_colours(found.classes, found.evaluated, found.flipped)
     assert len(set(colours)) == 16
 
