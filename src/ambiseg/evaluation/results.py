@@ -287,41 +287,28 @@ class Evaluation(_Record):
         found = content.pop("format", None)
         if found not in (FORMAT, _OLD):
             raise DataError(f"{path}: expected an evaluation of format {FORMAT}, found {found}")
-        if found == _OLD:
-            try:
-                content = _migrated(content)
-            except (AttributeError, KeyError, TypeError) as error:
-                raise DataError(f"{path}: expected an evaluation of format {_OLD}, found {error!r}") from None
+        content = _migrated(content) if found == _OLD else content
         evaluation = read_json(Evaluation, path, json.dumps(content), "an evaluation")
         for case in evaluation.cases:
             if missing := [s.key for s in evaluation.settings if set(case.scores.get(s.key, ())) != set(METRICS)]:
-                raise DataError(f"{path}: expected an evaluation with all scores of {case.name!r} in {missing[0]}")
+                raise DataError(f"{path}: expected all scores of {case.name!r} in {missing[0]}, found others")
         if split is not None and evaluation.split != split:
             raise DataError(f"{path}: expected an evaluation of split {split}, found {evaluation.split}")
         return evaluation
 
 
 def _migrated(content: dict[str, Any]) -> dict[str, Any]:
-    """Format 1, of the time when ``expert`` was the only kind of stratum, as format 2."""
+    """Format 1, of the time when an expert was the only kind of stratum, as format 2."""
+    names = {"value": "mean", "class": "name", "expert_weights": "strata_weights"}
 
-    def interval(ece: dict[str, Any]) -> dict[str, Any]:
-        return {"mean": ece["value"], "low": ece["low"], "high": ece["high"]}
+    def renamed(value: Any) -> Any:
+        if isinstance(value, list):
+            return [renamed(item) for item in value]
+        return {names.get(k, k): renamed(v) for k, v in value.items()} if isinstance(value, dict) else value
 
-    content = dict(content)
-    content["settings"] = [
-        s
-        | {"ece": interval(s["ece"])}
-        | {"buckets": [bucket | {"ece": interval(bucket["ece"])} for bucket in s["buckets"]]}
-        for s in content["settings"]
-    ]
-    experts = content.pop("experts")
-    content["strata"] = experts and {"name": "expert", **experts}
-    if modes := content.get("modes"):
-        modes = content["modes"] = dict(modes)
-        modes["strata_iou"] = modes.pop("experts")
-        modes["flips"] = [{"name" if key == "class" else key: v for key, v in f.items()} for f in modes["flips"]]
-    content["cases"] = [
-        {"strata_weights" if key == "expert_weights" else key: v for key, v in case.items()}
-        for case in content["cases"]
-    ]
+    content = renamed(content)
+    experts, modes = content.pop("experts", None), content.get("modes")
+    content["strata"] = {"name": "expert", **experts} if isinstance(experts, dict) else experts
+    if isinstance(modes, dict):
+        modes["strata_iou"] = modes.pop("experts", [])
     return content
