@@ -23,6 +23,8 @@ from ambiseg import MaskDistribution
 from ambiseg._util.errors import DataError
 from ambiseg.cli import Help
 from ambiseg.cli import report as command
+from ambiseg.data.case import Case
+from ambiseg.data.sets.shapes import Shapes
 from ambiseg.data.splits import Split
 from ambiseg.evaluation.results import FORMAT, CaseScores, Evaluation
 from ambiseg.methods.base import Noise, Predictive
@@ -30,8 +32,6 @@ from ambiseg.report import curves, figures, report
 from ambiseg.report.gallery import Gallery, choose_cases, distinct_annotations, draw_samples, view_case
 from ambiseg.report.page import page, summary
 from ambiseg.runs import Run
-from ambiseg.viz import pictures
-from ambiseg.viz.colours import VOID, rgb
 from tests.pages import Reader, evaluation, known_modes, parsed
 
 
@@ -342,6 +342,27 @@ def test_errors_are_one_line_that_names_the_file(run, tmp_path):
     assert not (run / "report.html").exists()
 
 
+def test_only_the_cases_that_are_drawn_are_read(run, tmp_path, monkeypatch):
+    """Without a cache of decoded data, too; and no such cache is made."""
+    read: list[str] = []
+    original = Shapes.__getitem__
+
+    def reading(self: Shapes, index: int) -> Case:
+        read.append(self.names[index])
+        return original(self, index)
+
+    monkeypatch.setattr(Shapes, "__getitem__", reading)
+    monkeypatch.setenv("AMBISEG_CACHE", str(tmp_path / "cache"))
+    made = report(run, cases=1, samples=1, quiet=True)
+    drawn = {image["alt"].split(":")[0] for image in Reader(made.read_text()).all("img")}
+    assert set(read) == drawn
+    assert len(drawn) <= 4 < len(Split.load(run / "split.json").parts["test"])
+    assert not list(tmp_path.glob("cache/**/*.bin"))
+    read.clear()
+    report(run, cases=0, quiet=True)
+    assert not read
+
+
 def test_pictures_are_of_the_cases_that_were_scored(run):
     with pytest.raises(DataError, match="expected 0 or more cases"):
         report(run, cases=-1)
@@ -417,47 +438,3 @@ def test_the_best_epoch_is_the_first_of_the_smallest():
     history = [{"epoch": 1.0}, {"epoch": 2.0, "val_ged": 0.2}, {"epoch": 3.0, "val_ged": 0.2}, {"epoch": 4.0}]
     assert curves.best_epoch(history) == 2
     assert curves.best_epoch([{"epoch": 1.0}]) is None
-
-
-@pytest.mark.parametrize("colours", [2, 5, 3000])
-@pytest.mark.parametrize("depth", [3, 4])
-def test_pictures_in_the_page_are_what_was_drawn(colours, depth):
-    import base64
-    import io
-
-    from PIL import Image
-
-    rng = np.random.default_rng(0)
-    picture = rng.integers(0, 256, (colours, depth), np.uint8)[rng.integers(0, colours, (60, 70))]
-    content = base64.b64decode(pictures.data_uri(picture).removeprefix("data:image/png;base64,"))
-    with Image.open(io.BytesIO(content)) as image:
-        assert image.convert("RGB" if depth == 3 else "RGBA").size == (70, 60)
-        assert np.array_equal(np.asarray(image.convert("RGB" if depth == 3 else "RGBA")), picture)
-
-
-def test_masks_have_the_colours_of_their_classes():
-    labels = np.array([[0, 1], [2, 1]])
-    shown = pictures.mask(labels, ["#000000", "#ff0000", "#00ff00"], np.array([[True, True], [True, False]]))
-    step = len(shown) // 2
-    assert shown[0, 0].tolist() == [0, 0, 0]
-    assert shown[0, -1].tolist() == [255, 0, 0]
-    assert shown[step, 0].tolist() == [0, 255, 0]
-    assert shown[-1, -1].tolist() == list(rgb(VOID))
-    probs = np.stack([np.full((2, 2), 0.25), np.full((2, 2), 0.75)])
-    assert pictures.probability(probs, ["#000000", "#ffffff"])[0, 0].tolist() == [191, 191, 191]
-
-
-def test_outlines_that_coincide_take_turns():
-    mask = np.zeros((16, 16), int)
-    mask[4:12, 4:12] = 1
-    lines = pictures.outlines([mask, mask, np.zeros_like(mask)], ["#ff0000", "#00ff00", "#0000ff"])
-    drawn = lines[lines[..., 3] > 0][:, :3]
-    assert {tuple(colour) for colour in drawn.tolist()} == {(255, 0, 0), (0, 255, 0)}
-    assert 0.4 < (drawn[:, 0] > 0).mean() < 0.6
-    assert not lines[0, 0, 3]
-    assert not lines[len(lines) // 2, len(lines) // 2, 3]
-
-
-def test_large_images_are_thinned_and_small_ones_are_not():
-    assert pictures.thinned(np.zeros((3, 1024, 2048))).shape == (3, 147, 293)
-    assert pictures.thinned(np.zeros((64, 64))).shape == (64, 64)
