@@ -391,7 +391,7 @@ def test_neither_a_display_nor_a_home_is_needed(tmp_path):
         "from ambiseg.report import figures, curves\n"
         "history = [{'epoch': 1.0, 'loss': 2.0, 'val_ged': 0.3}]\n"
         "with figures.drawing():\n"
-        "    plot = figures.Figures(None).make('a', 'b', 'c', curves.curves, history, ['loss'], 'loss')\n"
+        "    plot = figures.Figures(None).plot('a', curves.curves, history, ['loss'], 'loss')\n"
         "    print('<path' in plot.svg)"
     )
     (tmp_path / "file").write_text("")

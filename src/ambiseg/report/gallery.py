@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,6 +32,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "median": ("Median", "In the middle of all cases by their GED: what to expect."),
     "worst": ("Worst", "The largest GED."),
 }
+MAX_ENTROPY = math.log(2)  # nats, the end of the scale: two classes as likely as each other
 _STRATA, _ANNOTATIONS = 8, 8  # rows of strata and different annotations per case
 
 
@@ -68,6 +70,11 @@ class CaseView:
     valid: np.ndarray | None
     equal_readers: bool  # whether all readers have the same weight
 
+    @property
+    def landscape(self) -> bool:
+        """Whether there is no room for anything beside it."""
+        return self.image.shape[2] > 1.4 * self.image.shape[1]
+
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
@@ -78,6 +85,15 @@ class Gallery:
     span: tuple[float, float]  # raw values that are black and white, the same in all images
     colours: Sequence[str]
     matches: Mapping[str, ModeMatches] = field(default_factory=dict)  # of some cases, for data of known modes
+
+    @property
+    def places(self) -> dict[str, tuple[str, str]]:
+        """The first kind of every case, and its id on the page: it is drawn there, and linked from other kinds."""
+        found: dict[str, tuple[str, str]] = {}
+        for kind, names in self.chosen.items():
+            for i, name in enumerate(names, 1):
+                found.setdefault(name, (kind, f"case-{kind}-{i}"))
+        return found
 
 
 def choose_cases(cases: Sequence[CaseScores], key: str, count: int) -> dict[str, list[str]]:
