@@ -119,18 +119,11 @@ def choose_cases(cases: Sequence[CaseScores], key: str, count: int) -> dict[str,
 
 
 def make_gallery(
-    run: Run,
-    evaluation: Evaluation,
-    key: str,
-    count: int,
-    samples: int = 4,
-    data: Mapping[str, Any] | None = None,
-    quiet: bool = False,
+    run: Run, evaluation: Evaluation, count: int, samples: int, data: Mapping[str, Any] | None, quiet: bool
 ) -> Gallery:
     """Choose ``count`` cases of each kind and draw ``samples`` masks of every stratum for them.
 
     Args:
-        key: of the setting whose GED decides.
         data: settings of the run's data to change, such as ``root`` for data that have moved.
     """
     if missing := sorted(
@@ -140,7 +133,7 @@ def make_gallery(
             f"{run.folder}: expected an evaluation of cases in split {evaluation.split}, found {missing[0]!r} in it; "
             "evaluate the run again"
         )
-    chosen = choose_cases(evaluation.cases, key, count)
+    chosen = choose_cases(evaluation.cases, evaluation.headline(run.config.evaluation.samples).key, count)
     names = list(dict.fromkeys(name for kind in chosen.values() for name in kind))
     module = _open_data(run, data or {}, names)
     loader: Any = module.part_dataloader(evaluation.split, whole=True)
@@ -177,14 +170,9 @@ def _open_data(run: Run, changes: Mapping[str, Any], names: Sequence[str]) -> Da
 
 
 def view_case(
-    predictive: Predictive,
-    batch: Batch,
-    image: np.ndarray,
-    scores: CaseScores,
-    samples: int,
-    seed: int,
+    predictive: Predictive, batch: Batch, image: np.ndarray, scores: CaseScores, samples: int, seed: int,
     colours: Sequence[str],
-) -> CaseView:
+) -> CaseView:  # fmt: skip
     """What is shown of one case; ``batch`` holds this case alone."""
     annotations = batch.annotations
     shown, marginal = [], torch.zeros(())
