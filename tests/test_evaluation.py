@@ -166,7 +166,7 @@ def test_methods_with_strata_and_with_samples_only(method, keys, stratum):
     assert [list(one.scores.scores) for one in scored] == [settings] * 4
     drawn = predictive.sample(5, torch.Generator().manual_seed(seed_of(0, "evaluate", "standard", 5, batch.names[0])))
     assert [one.scores.scores["standard-5"]["ged"] for one in scored] == ged(drawn, batch.annotations).tolist()
-    found = _summary(scored, *settings, stratum=model.stratum)
+    found = _summary(scored, stratum=model.stratum)
     head, *rows = csv.reader(found.to_csv().splitlines())
     console = Console(width=100, record=True)
     show(found, console)
@@ -213,7 +213,7 @@ def test_interval_of_pooled_calibration_draws_whole_patients():
     predicted = torch.randint(2, (4, 5, 6, 6), generator=g)
     predicted[2:] = 1
     scored = [_scored(predicted[i], truth[i], f"case {i}", "ab"[i // 2]) for i in range(4)]
-    found = _summary(scored, "files-5").settings[0].ece
+    found = _summary(scored).settings[0].ece
 
     def pooled(images: slice) -> float:
         one, other = (MaskDistribution(x[images]).marginal_probs(2) for x in (predicted, truth))
@@ -233,11 +233,10 @@ def _scored(predicted, truth, name: str, patient: str, protocol: str = "mose", v
     )
 
 
-def _summary(scored: list[ScoredCase], *keys: str, protocol: str = "mose", **options: Any) -> Evaluation:
-    settings = [(form, int(samples)) for form, samples in (key.split("-") for key in keys)]
+def _summary(scored: list[ScoredCase], protocol: str = "mose", **options: Any) -> Evaluation:
     about = {"run": "x", "split": "all", "which": "files", "weights": "", "seed": 0, "data": "x"}
     about |= {"threads": 1, "batch_size": 1, "evaluated": [1], "protocol": protocol}
-    return summarise(scored, settings, ["no", "yes"], **about, **options)
+    return summarise(scored, ["no", "yes"], **about, **options)
 
 
 def test_images_without_a_value_are_counted_and_left_out(tmp_path):
@@ -248,7 +247,7 @@ def test_images_without_a_value_are_counted_and_left_out(tmp_path):
         _scored(empty, empty, "none", "cem", "kohl2018"),
         _scored(full, full, "void", "dora", "kohl2018", valid=torch.zeros(1, 4, 4, dtype=torch.bool)),
     ]
-    found = _summary(scored, "files-5", protocol="kohl2018")
+    found = _summary(scored, "kohl2018")
     scores = {case.name: case.scores["files-5"] for case in found.cases}
     assert scores["both"]["ged"] == 0
     assert scores["none"]["ged"] is scores["none"]["matched_iou"] is None

@@ -81,7 +81,6 @@ def evaluate_files(
         most = max(most, masks.count)
     return summarise(
         [one.renamed("files", f"files-{most}") for one in scored],
-        [("files", most)],
         readers.classes,
         run=str(source),
         split=split or "all",

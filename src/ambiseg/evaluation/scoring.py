@@ -13,7 +13,7 @@ from ambiseg._util.errors import ConfigError
 from ambiseg.data.case import Flip
 from ambiseg.data.loader import Batch, seed_of
 from ambiseg.evaluation.modes import ModeScores, score_modes
-from ambiseg.evaluation.results import METRICS, CaseScores
+from ambiseg.evaluation.results import METRICS, CaseScores, Number
 from ambiseg.masks import MaskDistribution, exact
 from ambiseg.methods.base import Predictive, Stratified
 from ambiseg.methods.drawing import Drawing, draw, settings_of
@@ -116,7 +116,7 @@ def score_masks(
 
 
 # Scores and binned pixels of each image, in one setting.
-_Compared = list[tuple[dict[str, float | None], ReliabilityCurve]]
+_Compared = list[tuple[dict[str, Number], ReliabilityCurve]]
 
 
 def _cases(
@@ -130,10 +130,10 @@ def _cases(
     """The scores of each image with what is known of its annotations."""
     present, drew = annotations.mass > 0, marked(annotations, rules.evaluated)
     counted, total = (drew & present).sum(1).tolist(), present.sum(1).tolist()
-    share = _numbers(empty_mass(annotations, rules.evaluated))
-    diversity = _numbers(sample_diversity(annotations, **rules.options))
-    entropy = _numbers(pixel_entropy(annotations, rules.classes))
-    weights = None if strata_weights is None else strata_weights.detach().double().cpu().tolist()
+    share = empty_mass(annotations, rules.evaluated).tolist()
+    diversity = sample_diversity(annotations, **rules.options).tolist()
+    entropy = pixel_entropy(annotations, rules.classes).tolist()
+    weights = None if strata_weights is None else strata_weights.detach().tolist()
     return [
         ScoredCase(
             CaseScores(
@@ -172,7 +172,7 @@ def _compare(drawing: Drawing, annotations: MaskDistribution, rules: ScoringRule
         "ece": torch.tensor([curve.ece for curve in curves], dtype=torch.float64),
         "empty_mass": empty_mass(masks, rules.evaluated),
     }
-    columns = zip(*(_numbers(values[metric]) for metric in METRICS), strict=True)
+    columns = zip(*(values[metric].tolist() for metric in METRICS), strict=True)
     return [(dict(zip(METRICS, row, strict=True)), curve) for row, curve in zip(columns, curves, strict=True)]
 
 
@@ -237,8 +237,3 @@ def _curves(masks: MaskDistribution, annotations: MaskDistribution, rules: Scori
         )
         for i in range(len(masks))
     ]
-
-
-def _numbers(values: Tensor) -> list[float | None]:
-    """Python floats; ``None`` for nan, which JSON does not have."""
-    return [value if value == value else None for value in values.detach().double().cpu().tolist()]
