@@ -63,7 +63,6 @@ def test_a_corrupted_picture_and_a_mask_of_another_size(tmp_path):
     ]
     assert result.exit_code == 1
     assert result.unread == 1
-    assert result.statistics is not None
     assert [case.readers for case in result.statistics.cases] == [("Ann", "Bob"), ("Ann",), ("Bob",)]
 
 
@@ -185,7 +184,6 @@ def test_patients_hidden_in_names(tmp_path):
     result = check(tmp_path)
     assert any(hint.startswith("H413") and "p1 (2), p2 (1)" in hint for hint in hints(result))
     result = check(tmp_path, Settings(patient=str(result.suggestion["patient"])))
-    assert result.statistics is not None
     assert [case.patient for case in result.statistics.cases] == ["p1", "p1", "p2"]
 
 
@@ -384,7 +382,6 @@ def test_real_cells_of_ten_readers(tmp_path, name):
             np.save(made(tmp_path / f"masks/{reader}/{case}.npy"), data["masks"][i, m] * 255)
     result = check(tmp_path, quiet=True)
     assert result.exit_code == 0
-    assert result.statistics is not None
     assert result.statistics.iou == pytest.approx(0.76, abs=0.005)
     codes = {line[:4] for line in lines(result)}
     assert codes == ({"W404"} if "1" in name else {"W409"})

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ambiseg._util.errors import DataError
 from ambiseg.cli import lidc
 
 if TYPE_CHECKING:
     from ambiseg.data.case import Cases
-    from ambiseg.data.sets.folder.settings import Settings
 
 EXAMPLES = """\
 examples:
@@ -132,63 +132,45 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     """0 if the data can be used, 1 if there are errors, 2 if nothing can be read."""
-    from dataclasses import replace
-
-    from ambiseg._util.errors import DataError
     from ambiseg._util.files import write_text
-    from ambiseg.data.check.check import CheckResult, check, open_tolerant
+    from ambiseg.data.check.check import CheckResult, check
     from ambiseg.data.check.page import page
     from ambiseg.data.check.text import print_lines, print_result
+    from ambiseg.data.sets.folder.settings import Settings
     from ambiseg.io.errors import FileError
 
-    path, html, quiet = Path(arguments.path), arguments.html, arguments.quiet
-    only_json = arguments.json == "-"
-    targets = [Path(target) for target in (html, None if only_json else arguments.json) if target is not None]
-
-    def write_json(result: CheckResult) -> None:
-        text = json.dumps(result.as_dict(), indent=2, ensure_ascii=False) + "\n"
-        if only_json:
-            print(text, end="")
-        elif arguments.json is not None:
-            write_text(arguments.json, text)
-
-    settings = _settings(arguments)
-    try:
-        for target in targets:
-            if not target.resolve().parent.is_dir():
-                raise DataError(f"{target}: expected a folder to write into, found none named {target.parent}")
-            if target.is_dir():
-                raise DataError(f"{target}: expected a file to write, found a folder")
-        cases = open_tolerant(path, settings, quiet)
-        result = replace(check(cases, quiet=quiet), path=path)
-    except DataError as error:
-        if not isinstance(error, FileError):
-            raise
-        print(f"ambiseg: {error} ({error.problem.remedy})", file=sys.stderr)
-        write_json(CheckResult(path, path.name, problems=[error.problem]))
-        return 2
-    if not only_json:
-        (print_lines if quiet else print_result)(result)
-    write_json(result)
-    if html is not None:
-        write_text(html, page(result, cases, quiet))
-    if not quiet and not only_json:
-        for target in targets:
-            print(f"written: {target}")
-    return result.exit_code
-
-
-def _settings(arguments: argparse.Namespace) -> Settings:
-    from ambiseg._util.errors import DataError
-    from ambiseg.data.sets.folder.settings import Settings
-
+    path, quiet, only_json = Path(arguments.path), arguments.quiet, arguments.json == "-"
+    targets = [Path(file) for file in (arguments.html, arguments.json) if file not in (None, "-")]
+    for target in targets:  # before everything is read
+        if not target.resolve().parent.is_dir():
+            raise DataError(f"{target}: expected a folder to write into, found none named {target.parent}")
+        if target.is_dir():
+            raise DataError(f"{target}: expected a file to write, found a folder")
     classes = arguments.classes
     if classes is not None:
         classes = int(classes[0]) if len(classes) == 1 and classes[0].isdigit() else tuple(classes)
     try:
-        return Settings(classes=classes, void=arguments.void, labels=arguments.labels, slices=arguments.slices)
+        settings = Settings(classes=classes, void=arguments.void, labels=arguments.labels, slices=arguments.slices)
     except ValueError as error:
         raise DataError(f"--{error}") from None
+    try:
+        result = check(path, settings, quiet)
+    except FileError as error:
+        result = CheckResult(path, problems=[error.problem])
+        print(f"ambiseg: {error} ({error.problem.remedy})", file=sys.stderr)
+    if arguments.json is not None:
+        text = json.dumps(result.as_dict(), indent=2, ensure_ascii=False) + "\n"
+        print(text, end="") if only_json else write_text(arguments.json, text)
+    if result.cases is None:
+        return result.exit_code
+    if not only_json:
+        (print_lines if quiet else print_result)(result)
+    if arguments.html is not None:
+        write_text(arguments.html, page(result, quiet))
+    if not quiet and not only_json:
+        for target in targets:
+            print(f"written: {target}")
+    return result.exit_code
 
 
 # -- split and export -------------------------------------------------------------------------------------------------
@@ -228,7 +210,6 @@ def _split(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from ambiseg._util.errors import DataError
     from ambiseg._util.progress import reporting
     from ambiseg.data.export import export
 
@@ -244,16 +225,12 @@ def _export(arguments: argparse.Namespace) -> int:
 
 def _pairs(option: str, texts: list[str], parse: Any, expected: str) -> dict[str, Any]:
     """``KEY=VALUE`` as a dictionary."""
-    import yaml
-
-    from ambiseg._util.errors import DataError
-
     pairs = {}
     for text in texts:
         key, found, value = text.partition("=")
         try:
             pairs[key] = parse(value)
-        except (ValueError, yaml.YAMLError):
+        except ValueError:
             found = ""
         if not found:
             raise DataError(f"{option}: expected {expected}, found {text!r}")
@@ -262,12 +239,10 @@ def _pairs(option: str, texts: list[str], parse: Any, expected: str) -> dict[str
 
 def _open(arguments: argparse.Namespace) -> Cases:
     """A data set by its name, or the folder, manifest or store at a path."""
-    import yaml
-
-    from ambiseg._util.errors import DataError
     from ambiseg.data.config import DATASETS, NEEDS_ROOT, DataConfig, open_cases
+    from ambiseg.settings import read_value
 
-    options = _pairs("--set", arguments.options, yaml.safe_load, "KEY=VALUE")
+    options = _pairs("--set", arguments.options, read_value, "KEY=VALUE")
     name, root, known = arguments.data, None, sorted(set(DATASETS) - NEEDS_ROOT)
     if name not in known:
         path = Path(root := arguments.data)

@@ -29,7 +29,8 @@ class CheckResult:
 
     Args:
         path: what was checked.
-        statistics: of the cases that could be read; ``None`` if the data set could not be opened.
+        cases: the opened data set; ``None`` if it could not be opened.
+        statistics: of the cases that could be read.
         problems: errors first.
         labels: what values in the masks were taken to mean, in one line.
         suggestion: settings to write into ``ambiseg.json``.
@@ -37,12 +38,16 @@ class CheckResult:
     """
 
     path: Path
-    title: str
-    statistics: Statistics | None = None
+    cases: Cases | None = None
+    statistics: Statistics = field(default_factory=Statistics)
     problems: list[Problem] = field(default_factory=list)
     labels: str = ""
     suggestion: dict[str, object] = field(default_factory=dict)
     unread: int = 0
+
+    @property
+    def title(self) -> str:
+        return self.path.name if self.cases is None else self.cases.title
 
     def count(self, severity: str) -> int:
         return sum(problem.severity == severity for problem in self.problems)
@@ -50,9 +55,7 @@ class CheckResult:
     @property
     def exit_code(self) -> int:
         """0: the data can be used; 1: there are errors; 2: no case could be read."""
-        if self.statistics is None or not self.statistics.cases:
-            return 2
-        return 1 if self.count("error") else 0
+        return 2 if not self.statistics.cases else 1 if self.count("error") else 0
 
     @property
     def verdict(self) -> str:
@@ -93,7 +96,7 @@ class CheckResult:
             "problems": [self.relative(problem).as_dict() for problem in self.problems],
             "suggested_settings": self.suggestion,
         }
-        if self.statistics is not None and self.statistics.cases:
+        if self.statistics.cases:
             result["statistics"] = {"unread": self.unread, "labels": self.labels, **self.statistics.as_dict()}
         return json.loads(json.dumps(result), parse_constant=lambda _: None)  # nan is not JSON
 
@@ -123,9 +126,9 @@ def check(source: str | os.PathLike[str] | Cases, settings: Settings | None = No
     if isinstance(source, Cases):
         cases, path = source, Path(getattr(source, "root", source.title))
     else:
-        cases, path = open_tolerant(Path(source), settings, quiet), Path(source)
+        cases, path = _open(Path(source), settings or Settings(), quiet), Path(source)
     statistics = Statistics(cases.classes, cases.evaluated, len(cases))
-    result = CheckResult(path, cases.title, statistics)
+    result = CheckResult(path, cases, statistics)
     found: list[Problem] = []
     for index in progress(range(len(cases)), len(cases), "checking", quiet):
         case, problems = read(cases, index)
@@ -163,9 +166,7 @@ def read(cases: Cases, index: int) -> tuple[Case | None, list[Problem]]:
         return None, [Problem("E201", cases.names[index], str(error))]
 
 
-def open_tolerant(path: Path, settings: Settings | None = None, quiet: bool = False) -> Cases:
-    """A data set whose problems are collected, not raised, wherever it can be opened at all."""
-    settings = settings or Settings()
+def _open(path: Path, settings: Settings, quiet: bool) -> Cases:
     if path.suffix.lower() == ".npz" and path.is_file():
         return Arrays(path, settings.classes or 2, settings.title, settings.intensity, settings.void)
     return Folder.tolerant(path, settings, quiet)

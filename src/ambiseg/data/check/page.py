@@ -12,7 +12,7 @@ from ambiseg._util.progress import progress
 from ambiseg._util.text import count, percent, shape_text
 from ambiseg.data.case import Cases
 from ambiseg.data.check.check import CheckResult, read
-from ambiseg.data.check.statistics import CaseSummary, Statistics
+from ambiseg.data.check.statistics import CaseSummary
 from ambiseg.data.check.text import CLASS_HEAD, READER_HEAD, class_rows, number, overview, reader_rows
 from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.io.errors import KINDS, Problem
@@ -22,26 +22,34 @@ Shown = list[tuple[CaseSummary, str]]  # cases to draw, each with the line of a 
 _MOST, _LEAST, _WRONG = 8, 4, 12  # pictures of each kind
 
 
-def page(result: CheckResult, cases: Cases, quiet: bool = False) -> str:
-    """The whole page as HTML."""
-    values: dict[str, Any] = {"result": result, "kinds": KINDS, "statistics": None}
-    values["tone"] = "error" if result.count("error") else "warning" if result.count("warning") else "fine"
-    values["suggestion"] = json.dumps(result.suggestion, ensure_ascii=False, indent=2) if result.suggestion else ""
-    statistics = result.statistics
-    if statistics is not None and statistics.cases:
-        values |= {"statistics": statistics, "overview": overview(result, statistics)}
-        values |= {"class_head": CLASS_HEAD, "class_rows": class_rows(statistics)}
-        values |= {"reader_head": READER_HEAD, "reader_rows": reader_rows(statistics)}
-        values |= {"histogram": _histogram(statistics), "heat": heat_gradient()}
-        colours = reader_colours(sorted(statistics.by_reader))
-        galleries = _galleries(result, statistics, cases)
-        pairs = [pair for _, _, shown in galleries for pair in shown]
-        number_of = {name: index for index, name in enumerate(cases.names)}
-        drawn = progress(pairs, len(pairs), "drawing", quiet)
-        figures = iter([_figure(cases, number_of[case.name], case, problem, colours) for case, problem in drawn])
-        values["galleries"] = [(title, text, [next(figures) for _ in shown]) for title, text, shown in galleries]
-        values["colours"] = colours
-    return _render("check.html", **values)
+def page(result: CheckResult, quiet: bool = False) -> str:
+    """The whole page as HTML, for a data set that could be opened."""
+    statistics, cases = result.statistics, result.cases
+    assert cases is not None
+    colours = reader_colours(sorted(statistics.by_reader))
+    galleries = _galleries(result, cases) if statistics.cases else []
+    shown = [pair for _, _, pairs in galleries for pair in pairs]
+    number_of = {name: index for index, name in enumerate(cases.names)}
+    drawn = progress(shown, len(shown), "drawing", quiet)
+    figures = iter([_figure(cases, number_of[case.name], case, problem, colours) for case, problem in drawn])
+    return _render(
+        "check.html",
+        result=result,
+        kinds=KINDS,
+        tone="error" if result.count("error") else "warning" if result.count("warning") else "fine",
+        suggestion=json.dumps(result.suggestion, ensure_ascii=False, indent=2) if result.suggestion else "",
+        statistics=statistics,
+        overview=overview(result) if statistics.cases else [],
+        tables=[
+            ("Classes", 1, CLASS_HEAD, class_rows(statistics)),
+            ("Readers", 0, READER_HEAD, reader_rows(statistics)),
+        ],
+        histogram=np.histogram([case.iou for case in statistics.shared], bins=20, range=(0, 1))[0].tolist(),
+        iou=number(statistics.iou),
+        colours=colours,
+        heat=heat_gradient(),
+        galleries=[(title, text, [next(figures) for _ in pairs]) for title, text, pairs in galleries],
+    )
 
 
 def _render(template: str, **values: Any) -> str:
@@ -60,20 +68,10 @@ def _render(template: str, **values: Any) -> str:
     return environment.get_template(template).render(values)
 
 
-def _histogram(statistics: Statistics) -> dict[str, Any] | None:
-    """How many images have which mean IoU of their readers, as 20 bars."""
-    values = [case.iou for case in statistics.shared]
-    if not values:
-        return None
-    counts, _ = np.histogram(values, bins=20, range=(0, 1))
-    label = f"Histogram of the mean pairwise IoU of {count(len(values), 'image')}, mean {number(statistics.iou)}"
-    return {"label": label, "counts": counts.tolist(), "most": int(counts.max())}
-
-
-def _galleries(result: CheckResult, statistics: Statistics, cases: Cases) -> list[tuple[str, str, Shown]]:
+def _galleries(result: CheckResult, cases: Cases) -> list[tuple[str, str, Shown]]:
     """Title, text and cases of each gallery: with problems, most and least ambiguous."""
-    found = []
-    if wrong := _cases_with_problems(result, statistics, cases):
+    statistics, found = result.statistics, []
+    if wrong := _cases_with_problems(result, cases):
         found += [("With problems", "Cases that can be drawn, with the problem that was found.", wrong)]
     order = [(case, "") for case in sorted(statistics.shared, key=lambda case: (case.iou, case.name))]
     if order:
@@ -86,11 +84,11 @@ def _galleries(result: CheckResult, statistics: Statistics, cases: Cases) -> lis
     return found
 
 
-def _cases_with_problems(result: CheckResult, statistics: Statistics, cases: Cases) -> Shown:
+def _cases_with_problems(result: CheckResult, cases: Cases) -> Shown:
     """Cases that can be drawn although one of their files has a problem, with that problem."""
     if not isinstance(cases, Folder):
         return []
-    summaries = {case.name: case for case in statistics.cases}
+    summaries = {case.name: case for case in result.statistics.cases}
     by_file: dict[str, Problem] = {p.file: p for p in reversed(result.problems) if p.severity != "hint"}
     found = []
     for index, name in enumerate(cases.names):

@@ -74,9 +74,9 @@ class Statistics:
     (0.5, 1.0, 0.25)
     """
 
-    classes: tuple[str, ...]
-    evaluated: tuple[int, ...]
-    expected: int
+    classes: tuple[str, ...] = ()
+    evaluated: tuple[int, ...] = ()
+    expected: int = 0
     cases: list[CaseSummary] = field(default_factory=list)
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
     types: Counter[tuple[int, str]] = field(default_factory=Counter)  # channels and dtype of the images

@@ -18,8 +18,9 @@ CLASS_HEAD = ("id", "class", "pixels", "masks", "images")
 READER_HEAD = ("reader", "images", "empty", "IoU with others")
 
 
-def overview(result: CheckResult, statistics: Statistics) -> list[tuple[str, str]]:
+def overview(result: CheckResult) -> list[tuple[str, str]]:
     """What the data set contains, as rows of a name and a text."""
+    statistics = result.statistics
     sizes = [shape_text(size) + f" ({n:,})" * (len(statistics.sizes) > 1) for size, n in statistics.sizes.most_common()]
     types = [f"{count(c, 'channel')} of {dtype}" for (c, dtype), _ in statistics.types.most_common()]
     per_image = [f"{k} ({count(n, 'image')})" for k, n in statistics.readers_per_image.items()]
@@ -93,10 +94,9 @@ def print_result(result: CheckResult) -> None:
     line(str(result.path if result.path.name else result.title), "bold")
     line("")
     statistics = result.statistics
-    if statistics is not None and statistics.cases:
-        width = max(len(name) for name, _ in overview(result, statistics)) + 2
-        for name, text in overview(result, statistics):
-            console.print(Text.assemble((name.ljust(width), "dim"), text), soft_wrap=True)
+    if statistics.cases:
+        for name, text in overview(result):
+            console.print(Text.assemble((f"{name:19}", "dim"), text), soft_wrap=True)
         readers = reader_rows(statistics)
         if (more := len(readers) - _READERS) > 0:
             readers[_READERS:] = [(f"… and {more} more", "", "", "")]
