@@ -332,7 +332,7 @@ def test_series_that_are_none(tmp_path):
     save_dicom(folder / "x.dcm", STACK[0], SeriesInstanceUID="9.9")
     assert refusal(folder) == "E204 expected the slices of one series, found 2: 000.dcm, x.dcm"
     folder = save_series(tmp_path / "again", STACK, ImagePositionPatient=[0, 0, 0])
-    assert refusal(folder).startswith("E204 expected one slice a position, found")
+    assert refusal(folder).startswith("E204 expected one slice per position, found")
     folder = save_series(tmp_path / "nowhere", STACK, ImagePositionPatient=None, InstanceNumber=None)
     assert refusal(folder).startswith("E204 expected a position or an instance number to sort by, found neither")
     folder = save_series(tmp_path / "sizes", STACK)
