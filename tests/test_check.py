@@ -302,8 +302,11 @@ def test_nothing_to_read_is_one_line_on_the_error_stream(tmp_path, capsys):
 def test_all_masks_unreadable_is_code_2(tmp_path, capsys):
     make(tmp_path, names=["a"], readers=["Ann"])
     (tmp_path / "masks/Ann/a.png").write_bytes(b"")
-    assert run(tmp_path) == 2
+    assert run(tmp_path, html=tmp_path / "page.html") == 2
     assert "masks/Ann/a.png: expected PNG, found an empty file" in capsys.readouterr().out
+    page = Reader((tmp_path / "page.html").read_text())
+    assert "masks/Ann/a.png expected PNG, found an empty file" in page.text
+    assert page.all("img") == []
 
 
 def test_json_has_everything(tmp_path, capsys):
