@@ -362,7 +362,7 @@ def test_dicom_in_a_compression_that_nothing_here_decodes(tmp_path, syntax):
     data["PixelData"].is_undefined_length = True
     data.PixelData = b"\xfe\xff\x00\xe0\x00\x00\x00\x00\xfe\xff\x00\xe0\x04\x00\x00\x00\x00\x00\x00\x00"
     data.save_as(path, enforce_file_format=True)
-    with pytest.raises(FileError, match="found (JPEG-LS Lossless|MPEG2 Main)") as caught:
+    with pytest.raises(FileError, match=r"found (JPEG-LS Lossless|MPEG2 Main)") as caught:
         open_source(path).read(0)
     assert caught.value.problem.code == "E202"
     assert "pip install" in caught.value.problem.remedy
