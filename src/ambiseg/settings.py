@@ -40,7 +40,7 @@ class Settings(BaseModel):
 
     >>> from pydantic import Field
     >>> class Adam(Settings):
-    ...     lr: float = Field(1e-4, gt=0, description="learning rate")
+    ...     lr: float = Field(default=1e-4, gt=0, description="learning rate")
     >>> Adam(lr=1e-3).changed(lr=2).lr
     2.0
     """
@@ -342,6 +342,6 @@ def read_json(cls: Any, path: Path, text: str | bytes, what: str) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         if first["type"] == "json_invalid":
-            raise ConfigError(f"{path}: expected {what} as JSON, found {first['ctx']['error']}") from None
+            raise ConfigError(f"{path}: expected {what} as JSON, found {first.get('ctx', {}).get('error')}") from None
         place = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{path}: expected {what}, found {place}: {first['msg']}") from None
