@@ -18,7 +18,7 @@ from ambiseg.data.case import Case
 from ambiseg.data.check import check
 from ambiseg.data.check.check import Report
 from ambiseg.data.check.survey import Survey
-from ambiseg.data.sets.folder.settings import Settings
+from ambiseg.data.sets.folder.settings import FolderSettings
 from ambiseg.io.errors import KINDS, SEVERITIES, FileError, Problem
 from ambiseg.overlap import pairwise_iou
 from ambiseg.viz.drawing import differences, outlines, reader_colours
@@ -71,7 +71,7 @@ def test_a_class_beyond_the_declared_ones(tmp_path):
     mask = disc(16, 20)
     mask[0, :3] = 7
     save(make(tmp_path, foreground=1) / "masks/Bob/b.png", mask)
-    report = check.check(tmp_path, Settings(classes=2))
+    report = check.check(tmp_path, FolderSettings(classes=2))
     assert lines(report) == ["E303 masks/Bob/b.png: expected class ids 0 … 1, found value 7 in 3 pixels"]
     report = check.check(tmp_path)
     assert [line[:30] for line in lines(report)] == ["E306 masks/Bob/b.png: expected"]
@@ -88,7 +88,7 @@ def test_missing_masks(tmp_path):
     (tmp_path / "masks/Ann/b.png").unlink()
     report = check.check(tmp_path)
     assert lines(report) == ["E101 images/b.png: expected a mask of at least one reader in masks/, found none"]
-    assert lines(check.check(tmp_path, Settings(missing="skip"))) == []
+    assert lines(check.check(tmp_path, FolderSettings(missing="skip"))) == []
 
 
 def test_readers_whose_files_are_named_otherwise(tmp_path):
@@ -99,7 +99,7 @@ def test_readers_whose_files_are_named_otherwise(tmp_path):
     (line,) = lines(report)
     assert line.startswith("E103 masks/Bob: expected masks named as the images, found 10 masks that fit none, such as")
     assert report.problems[0].remedy == 'write into ambiseg.json: {"mask_name": "{name}_seg"}'
-    assert lines(check.check(tmp_path, Settings(mask_name="{name}_seg"))) == []
+    assert lines(check.check(tmp_path, FolderSettings(mask_name="{name}_seg"))) == []
 
 
 def test_a_mask_with_a_slip_in_its_name(tmp_path):
@@ -176,7 +176,7 @@ def test_readers_who_copy_who_never_mark_and_who_are_apart(tmp_path):
 def test_masks_without_a_mark_and_classes_without_a_pixel(tmp_path):
     report = check.check(make(tmp_path, foreground=0))
     assert [line[:4] for line in lines(report)] == ["W404", "W407"][1:]
-    report = check.check(make(tmp_path, foreground=1), Settings(classes=3))
+    report = check.check(make(tmp_path, foreground=1), FolderSettings(classes=3))
     assert lines(report) == ["W406 expected pixels of class 2, found none in any mask"]
 
 
@@ -184,7 +184,7 @@ def test_patients_hidden_in_names(tmp_path):
     make(tmp_path, names=["p1_s1", "p1_s2", "p2_s1"])
     report = check.check(tmp_path)
     assert any(hint.startswith("H413") and "p1 (2), p2 (1)" in hint for hint in hints(report))
-    report = check.check(tmp_path, Settings(patient=str(report.suggestion["patient"])))
+    report = check.check(tmp_path, FolderSettings(patient=str(report.suggestion["patient"])))
     assert report.survey is not None
     assert [case.patient for case in report.survey.cases] == ["p1", "p1", "p2"]
 

@@ -127,24 +127,15 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     from ambiseg.data.check import check
-    from ambiseg.data.sets.folder.settings import Settings
+    from ambiseg.data.sets.folder.settings import FolderSettings
+    from ambiseg.settings import validate
 
     classes = arguments.classes
     if classes is not None:
         classes = int(classes[0]) if len(classes) == 1 and classes[0].isdigit() else tuple(classes)
-    settings = _settings(
-        Settings, classes=classes, void=arguments.void, labels=arguments.labels, slices=arguments.slices
-    )
+    given = {"classes": classes, **{key: getattr(arguments, key) for key in ("void", "labels", "slices")}}
+    settings = validate(FolderSettings, given, dashes="--")
     return check.run(arguments.path, settings, html=arguments.html, json=arguments.json, quiet=arguments.quiet)
-
-
-def _settings(kind, **values):
-    from ambiseg._util.errors import DataError
-
-    try:
-        return kind(**values)
-    except ValueError as error:
-        raise DataError(f"--{error}") from None
 
 
 def _split(arguments: argparse.Namespace) -> int:

@@ -25,7 +25,7 @@ from ambiseg.data.sets.arrays import Arrays
 from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.folder.labels import declared_convention
 from ambiseg.data.sets.folder.layout import SPLITS
-from ambiseg.data.sets.folder.settings import FILE, Settings
+from ambiseg.data.sets.folder.settings import FILE, FolderSettings
 from ambiseg.io.errors import FileError, Problem, one_per_file
 
 Locate = Callable[..., str]  # a case's name, and perhaps a reader -> the file
@@ -107,7 +107,7 @@ class Report:
         return _plain(result)  # type: ignore[return-value]
 
 
-def check(source: str | os.PathLike[str] | Cases, settings: Settings | None = None, quiet: bool = False) -> Report:
+def check(source: str | os.PathLike[str] | Cases, settings: FolderSettings | None = None, quiet: bool = False) -> Report:
     """Read every case of a folder, a manifest or any data set.
 
     Raises ``DataError`` only if there is nothing to read: no such path, no images and masks, settings or a manifest
@@ -128,7 +128,7 @@ def check(source: str | os.PathLike[str] | Cases, settings: Settings | None = No
         cases, path = source, Path(getattr(source, "root", source.title))
     else:
         path = Path(source)
-        cases = _open(path, settings or Settings(), quiet)
+        cases = _open(path, settings or FolderSettings(), quiet)
     report = Report(path, cases.title)
     found: list[Problem] = []
     report.survey = survey = Survey(cases.classes, cases.evaluated, len(cases))
@@ -157,7 +157,7 @@ def check(source: str | os.PathLike[str] | Cases, settings: Settings | None = No
 
 def run(
     path: str | os.PathLike[str],
-    settings: Settings | None = None,
+    settings: FolderSettings | None = None,
     html: str | os.PathLike[str] | None = None,
     json: str | os.PathLike[str] | None = None,
     quiet: bool = False,
@@ -182,7 +182,7 @@ def run(
                 raise DataError(f"{target}: expected a folder to write into, found none named {Path(target).parent}")
             if target is not None and Path(target).is_dir():
                 raise DataError(f"{target or repr('')}: expected a file to write, found a folder")
-        cases = _open(Path(path), settings or Settings(), quiet)
+        cases = _open(Path(path), settings or FolderSettings(), quiet)
         report = check(cases, quiet=quiet)
         report.path = Path(path)
     except DataError as error:
@@ -206,7 +206,7 @@ def run(
     return report.exit_code
 
 
-def _open(path: Path, settings: Settings, quiet: bool) -> Cases:
+def _open(path: Path, settings: FolderSettings, quiet: bool) -> Cases:
     if path.suffix.lower() == ".npz" and path.is_file():
         return Arrays(path, settings.classes or 2, settings.title, settings.intensity, settings.void)
     return Folder.tolerant(path, settings, quiet)
