@@ -23,6 +23,7 @@ from ambiseg.settings import (
     Settings,
     fields_of,
     group_of,
+    keys,
     read_value,
     read_yaml,
     rows,
@@ -214,7 +215,13 @@ def _given(arguments: Sequence[str]) -> list[tuple[list[str], str]]:
             raise ConfigError(f"expected settings as --section.key value, found {word!r}")
         if not equals:
             if not left or left[0].startswith("--"):
-                raise ConfigError(f"--{key}: expected a value, found none")
+                known = keys(Config, {"model": {}})
+                hint = (
+                    "expected a value, found none"
+                    if key in known
+                    else f"no such setting{did_you_mean(key, known, '--')}"
+                )
+                raise ConfigError(f"--{key}: {hint}")
             text = left.pop(0)
         found.append((_moved(key).split("."), text))
     return found

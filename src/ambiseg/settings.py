@@ -72,13 +72,13 @@ def validate(cls: type[S], content: Any, *, prefix: str = "", dashes: str = "") 
         dashes: put before keys, ``--`` for arguments of a command.
 
     >>> class Adam(Settings):
-    ...     lr: float = 1e-4
-    >>> validate(Adam, {"rl": 1}, prefix="my.yaml: ")
+    ...     rate: float = 1e-4
+    >>> validate(Adam, {"raet": 1}, prefix="my.yaml: ")
     Traceback (most recent call last):
-    ambiseg._util.errors.ConfigError: my.yaml: rl: no such setting; did you mean lr?
-    >>> validate(Adam, {"lr": "fast"}, dashes="--")
+    ambiseg._util.errors.ConfigError: my.yaml: raet: no such setting; did you mean rate?
+    >>> validate(Adam, {"rate": "fast"}, dashes="--")
     Traceback (most recent call last):
-    ambiseg._util.errors.ConfigError: --lr: expected a number, found 'fast'
+    ambiseg._util.errors.ConfigError: --rate: expected a number, found 'fast'
     """
     try:
         return cls.model_validate(content)
@@ -110,7 +110,8 @@ def explain(error: ValidationError, cls: Any, content: Any = None, dashes: str =
     if kind in ("too_short", "too_long"):
         sense, limit = ("at least", "min_length") if kind == "too_short" else ("at most", "max_length")
         return f"{key}: expected {sense} {context[limit]} values, found {shown(problem['input'])}"
-    return f"{key}: expected {expected(place.field.annotation)}, found {shown(place.value)}"
+    hint = place.field.annotation if place.kind is None or len(_parts(place.field.annotation)) > 1 else place.kind
+    return f"{key}: expected {expected(hint)}, found {shown(place.value)}"
 
 
 def _telling(problem: Any) -> int:
