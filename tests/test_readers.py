@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import contextlib
+import io
 import logging
 import struct
 from pathlib import Path
@@ -19,6 +22,7 @@ from ambiseg.io.errors import FileError
 from ambiseg.io.formats import FORMATS, stem_of
 from ambiseg.io.open import open_source
 from ambiseg.io.source import ReadOptions, Source
+from tests.conftest import REPOSITORY
 from tests.files import save, save_deep_png, save_dicom, save_nifti, save_series
 
 MASK = ReadOptions(mask=True)
@@ -332,7 +336,7 @@ def test_series_that_are_none(tmp_path):
     save_dicom(folder / "x.dcm", STACK[0], SeriesInstanceUID="9.9")
     assert refusal(folder) == "E204 expected the slices of one series, found 2: 000.dcm, x.dcm"
     folder = save_series(tmp_path / "again", STACK, ImagePositionPatient=[0, 0, 0])
-    assert refusal(folder).startswith("E204 expected one slice a position, found")
+    assert refusal(folder).startswith("E204 expected one slice per position, found")
     folder = save_series(tmp_path / "nowhere", STACK, ImagePositionPatient=None, InstanceNumber=None)
     assert refusal(folder).startswith("E204 expected a position or an instance number to sort by, found neither")
     folder = save_series(tmp_path / "sizes", STACK)
@@ -388,6 +392,33 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
+def test_a_picture_is_decoded_once_per_source(tmp_path, suffix):
+    path = tmp_path / f"a{suffix}"
+    WRITERS[suffix](path)
+    source = open_source(path)
+    first = source.read(0)
+    path.unlink()
+    assert np.array_equal(source.read(0), first)
+
+
+@pytest.mark.parametrize("name", ["a.png", "deep.png", "a.jpg", "a.bmp", "a.npz"])
+def test_a_picture_is_opened_once(tmp_path, name, monkeypatch):
+    path = tmp_path / name
+    save_deep_png(path, DEEP_COLOUR) if name == "deep.png" else WRITERS[path.suffix](path)
+    opened = []
+    original = io.open
+
+    def counted(file, *arguments, **options):
+        opened.append(str(file))
+        return original(file, *arguments, **options)
+
+    for module in (io, builtins):
+        monkeypatch.setattr(module, "open", counted)
+    open_source(path).read(0)
+    assert opened.count(str(path)) == 1
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
 @pytest.mark.parametrize("keep", [0.1, 0.5, 0.9])
 def test_a_truncated_file_is_named(tmp_path, suffix, keep, capfd):
     path = tmp_path / f"a{suffix}"
@@ -435,6 +466,20 @@ def test_the_guard_leaves_loggers_as_they_were(tmp_path):
     (tmp_path / "a.tif").write_bytes(b"II*\0 and nothing")
     refusal(tmp_path / "a.tif")
     assert (tifffile_says.level, tifffile_says.disabled) == before
+
+
+def test_modules_of_files_form_layers():
+    """Each module imports only those to its left; formats do not know of each other, but for alpha channels."""
+    layers = [{"errors", "formats"}, {"source"}, {"arrays", "pictures", "nifti", "dicom"}, {"tiff"}, {"open"}]
+    below: set[str] = set()
+    for layer in layers:
+        for name in layer:
+            tree = ast.parse((REPOSITORY / f"src/ambiseg/io/{name}.py").read_text())
+            modules = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+            imported = {module.rsplit(".", 1)[1] for module in modules if module.startswith("ambiseg.io.")}
+            assert imported <= below, name
+        below |= layer
+    assert below | {"__init__"} == {path.stem for path in (REPOSITORY / "src/ambiseg/io").glob("*.py")}
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

@@ -14,7 +14,7 @@ from ambiseg.io.source import ReadOptions, Source, once
 
 
 def open_tiff(path: Path, options: ReadOptions) -> Source:
-    """The pages of a file as slices; they are decoded together, on the first read."""
+    """The pages of a file as slices; a single page is decoded at once, several together on the first read."""
     import tifffile
 
     with tifffile.TiffFile(path) as file:
@@ -33,7 +33,8 @@ def open_tiff(path: Path, options: ReadOptions) -> Source:
             dtype, channels = np.dtype(np.uint8), 3
         elif page.bitspersample == 1 and not options.mask:
             dtype = np.dtype(np.uint8)
-    pages = once(lambda: _decode(path, options))
+        single = None if planes else _decode(file, path, options)  # while the file is open
+    pages = once(lambda: _reopen(path, options) if single is None else single)
     size = length["Y"], length["X"]
     return Source(path, "TIFF", planes[0] if planes else 1, size, channels, dtype, lambda k: pages()[k])
 
@@ -46,26 +47,32 @@ def _has_alpha(page: Any) -> bool:
     return any(extra != 0 for extra in page.extrasamples)  # EXTRASAMPLE.UNSPECIFIED
 
 
-def _decode(path: Path, options: ReadOptions) -> np.ndarray:
-    """``[D, C, H, W]``."""
+def _reopen(path: Path, options: ReadOptions) -> np.ndarray:
     import tifffile
 
     with tifffile.TiffFile(path) as file:
-        series, page = file.series[0], file.pages.first
-        try:
-            pixels = series.asarray()
-        except (ValueError, KeyError) as error:
-            if "imagecodecs" not in str(error):
-                raise
-            pixels = _decode_with_pillow(path, series.shape, np.dtype(series.dtype), str(page.compression.name))
-        axes = series.axes  # at most one of those besides YXSC is longer than 1
-        others = [i for i, name in enumerate(axes) if name not in "YXSC"]
-        pixels = pixels.transpose([*others, *(axes.index(name) for name in "CSYX" if name in axes)])
-        slices = int(np.prod(pixels.shape[: len(others)]))
-        pixels = pixels.reshape(slices, -1, *pixels.shape[-2:])
-        if _has_palette(page, options):
-            table = (np.asarray(page.colormap) >> 8).astype(np.uint8)  # [3, 2^bits], 16 bits per channel
-            return np.moveaxis(table[:, pixels[:, 0]], 0, 1)
+        return _decode(file, path, options)
+
+
+def _decode(file: Any, path: Path, options: ReadOptions) -> np.ndarray:
+    """``[D, C, H, W]`` of an open file."""
+    import tifffile
+
+    series, page = file.series[0], file.pages.first
+    try:
+        pixels = series.asarray()
+    except (ValueError, KeyError) as error:
+        if "imagecodecs" not in str(error):
+            raise
+        pixels = _decode_with_pillow(path, series.shape, np.dtype(series.dtype), str(page.compression.name))
+    axes = series.axes  # at most one of those besides YXSC is longer than 1
+    others = [i for i, name in enumerate(axes) if name not in "YXSC"]
+    pixels = pixels.transpose([*others, *(axes.index(name) for name in "CSYX" if name in axes)])
+    slices = int(np.prod(pixels.shape[: len(others)]))
+    pixels = pixels.reshape(slices, -1, *pixels.shape[-2:])
+    if _has_palette(page, options):
+        table = (np.asarray(page.colormap) >> 8).astype(np.uint8)  # [3, 2^bits], 16 bits per channel
+        return np.moveaxis(table[:, pixels[:, 0]], 0, 1)
     if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE and not options.mask and pixels.dtype.kind in "bu":
         pixels = ~pixels  # as a viewer shows it
     if pixels.dtype == np.bool_ and not options.mask:
