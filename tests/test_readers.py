@@ -401,7 +401,7 @@ def test_a_picture_is_decoded_once_per_source(tmp_path, suffix):
     assert np.array_equal(source.read(0), first)
 
 
-@pytest.mark.parametrize("name", ["a.png", "deep.png", "a.jpg", "a.bmp", "a.npz"])
+@pytest.mark.parametrize("name", ["a.png", "deep.png", "a.jpg", "a.bmp", "a.tif", "a.npz"])
 def test_a_picture_is_opened_once(tmp_path, name, monkeypatch):
     path = tmp_path / name
     save_deep_png(path, DEEP_COLOUR) if name == "deep.png" else WRITERS[path.suffix](path)
