@@ -297,10 +297,10 @@ class Backwards(Shapes):
     def __getitem__(self, index):
         return self._right[-1 - index]
 
-    def digest(self, index):
+    def digest(self, index, case=None):
         return self._right.digest(len(self) - 1 - index)
 
-    def image_digest(self, index):
+    def image_digest(self, index, case=None):
         return self._right.image_digest(len(self) - 1 - index)
 
 
@@ -536,7 +536,7 @@ def test_one_line_names_what_is_wrong(damage, options, message, tiny_run, tmp_pa
 
 
 def test_unknown_settings_of_the_data_are_named(tiny_run):
-    with pytest.raises(ConfigError, match=r"data\.rot: no such setting; did you mean data"):
+    with pytest.raises(ConfigError, match=r"data\.rot: no such setting; did you mean data\.root\?"):
         evaluate(tiny_run, data={"rot": "x"})
 
 

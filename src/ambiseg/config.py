@@ -100,7 +100,7 @@ class EvaluationConfig(Settings):
 class Config(Settings):
     """Everything that decides what a run does.
 
-    >>> Config(model={"method": "mose", "experts": 8}).model.experts
+    >>> Config(trainer={"epochs": 8}).trainer.epochs
     8
     """
 
@@ -168,11 +168,11 @@ def parse(arguments: Sequence[str], recipe: str | os.PathLike[str] | None = None
     With another ``--data.name`` than the recipe's, the recipe's ``data.options`` are left out, and with another
     ``--model.method`` its settings of the model: they are of another data set, and of another method.
 
-    >>> parse(["--model.experts", "8", "--data.options.size", "32"]).model.experts
+    >>> parse(["--trainer.epochs", "8", "--data.options.size", "32"]).trainer.epochs
     8
-    >>> parse(["--model.expert", "8"])
+    >>> parse(["--trainer.epoch", "8"])
     Traceback (most recent call last):
-    ambiseg._util.errors.ConfigError: --model.expert: no such setting; did you mean --model.experts?
+    ambiseg._util.errors.ConfigError: --trainer.epoch: no such setting; did you mean --trainer.epochs?
     """
     content: dict[str, Any] = {}
     if recipe is not None:

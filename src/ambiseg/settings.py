@@ -148,7 +148,7 @@ def _place(cls: Any, problem: Any, content: Any) -> _Place:
 
 def _unknown(path: Sequence[str], value: Any, known: Sequence[str], dashes: str) -> str:
     text = ".".join(path)
-    while isinstance(value, Mapping) and len(value) == 1:  # modle.experts is nearer to model.experts than modle is
+    while isinstance(value, Mapping) and len(value) == 1:  # modle.cost is nearer to model.cost than modle is
         inner, value = next(iter(value.items()))
         text += f".{inner}"
     return f"{dashes}{text}: no such setting{did_you_mean(text, known, dashes)}"

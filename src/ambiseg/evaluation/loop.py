@@ -55,7 +55,7 @@ class ScoringModule(pl.LightningModule):
         torch.set_num_threads(self.threads)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        number = batch_idx * self.trainer.world_size + self.trainer.global_rank  # as the loader deals batches out
+        number = batch_idx * self.trainer.world_size + self.trainer.global_rank  # as BatchSampler deals batches out
         self.scored[number] = self.score(self.model.predict(batch.images), batch)
         self.report(batch_idx + 1, int(sum(self.trainer.num_test_batches)))
 

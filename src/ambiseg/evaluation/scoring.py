@@ -93,7 +93,7 @@ def score_batch(
         drawing, key = draw(predictive, form, n, generator), f"{form}-{n}"
         compared[key] = _compare(drawing, annotations, rules, batch.names[0])
         if rules.flips:
-            modes[key] = score_modes(drawing, batch.regions, rules.flips, rules.evaluated, rules.protocol)
+            modes[key] = score_modes(drawing, batch.annotations.regions, rules.flips, rules.evaluated, rules.protocol)
     weights = predictive.weights if isinstance(predictive, Stratified) else None
     scored = _cases(annotations, batch.names, batch.patients, rules, compared, weights)
     return [

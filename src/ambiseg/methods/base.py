@@ -20,6 +20,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ambiseg._util.errors import ConfigError
+from ambiseg._util.text import did_you_mean
 from ambiseg.masks import MaskDistribution
 from ambiseg.methods.schedules import Schedule
 from ambiseg.nn.config import BackboneConfig
@@ -196,8 +198,6 @@ class MethodConfig(Settings):
     @classmethod
     def named(cls, value: Any) -> type[MethodConfig]:
         """The configuration of the method that a table of settings names."""
-        from ambiseg.methods import method_named
-
         return method_named(value.get("method") if isinstance(value, Mapping) else None).Config
 
 
@@ -277,6 +277,20 @@ class Method(nn.Module, ABC):
     def phases(self, step: int) -> Iterable[str]:
         """The groups that are stepped in this training step, in order; ``loss`` is called for each of them."""
         return tuple(self.parameter_groups())
+
+
+METHODS: dict[str, type[Method]] = {}
+"""Every method by its name; :mod:`ambiseg.methods` fills it."""
+DEFAULT = "mose"  # of a recipe that does not say
+
+
+def method_named(name: str | None) -> type[Method]:
+    """The class of a method by its key in ``METHODS``; ``None`` is the default."""
+    name = DEFAULT if name is None else name
+    if name not in METHODS:
+        known = ", ".join(METHODS)
+        raise ConfigError(f"model.method: expected one of {known}, found {name!r}{did_you_mean(str(name), METHODS)}")
+    return METHODS[name]
 
 
 # -- large images -----------------------------------------------------------------------------------------------------

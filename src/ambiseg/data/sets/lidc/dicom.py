@@ -128,12 +128,12 @@ class Dicom(Crops):
 
     def _pixels(self, slice: _Slice) -> np.ndarray:
         if self._last_slice is None or self._last_slice[0] != slice.path:
-            from ambiseg.io.medical import open_dicom
-            from ambiseg.io.source import How
+            from ambiseg.io.dicom import open_dicom
+            from ambiseg.io.source import ReadOptions
 
             try:
                 with _quietly():
-                    pixels = open_dicom(slice.path, How()).read(0)[0]
+                    pixels = open_dicom(slice.path, ReadOptions()).read(0)[0]
             except DataError:
                 raise
             except Exception as error:  # pydicom fails on damaged files in more ways than can be listed

@@ -12,7 +12,8 @@ from ambiseg._util.errors import DataError
 from ambiseg._util.text import shape_text
 from ambiseg.data.case import Case, Cases, digest
 from ambiseg.data.intensity import Intensity
-from ambiseg.io.source import How, open_source
+from ambiseg.io.open import open_source
+from ambiseg.io.source import ReadOptions
 
 _NOWHERE, _UNKNOWN = 65535, 65534  # in a table of ids: void, and a number that no map may hold
 _TILTED = 0.01  # how much the two sides may be scaled differently
@@ -188,7 +189,7 @@ def _filled(values: np.ndarray, void: np.ndarray) -> np.ndarray:
 
 
 def _read(path: Path, mask: bool = False) -> np.ndarray:
-    source = open_source(path, How(mask=mask))
+    source = open_source(path, ReadOptions(mask=mask))
     if source.slices != 1:
         raise DataError(f"{path}: expected one picture, found {source.form}")
     return source.read(0)
