@@ -84,7 +84,7 @@ def score_batch(
     settings = settings_of(predictive, forms, samples)
     if not settings:
         raise ConfigError(f"form: expected one that the method has, found {', '.join(forms)}")
-    annotations = batch.annotations
+    annotations, regions = batch.annotations, batch.annotations.regions
     compared: dict[str, _Compared] = {}
     modes: dict[str, list[ModeScores | None]] = {}
     for form, n in settings:
@@ -92,8 +92,8 @@ def score_batch(
         generator.manual_seed(seed_of(seed, "evaluate", form, n, batch.names[0]))
         drawing, key = draw(predictive, form, n, generator), f"{form}-{n}"
         compared[key] = _compare(drawing, annotations, rules, batch.names[0])
-        if rules.flips:
-            modes[key] = score_modes(drawing, batch.annotations.regions, rules.flips, rules.evaluated, rules.protocol)
+        if rules.flips and regions is not None:
+            modes[key] = score_modes(drawing, regions, rules.flips, rules.evaluated, rules.protocol)
     weights = predictive.weights if isinstance(predictive, Stratified) else None
     scored = _cases(annotations, batch.names, batch.patients, rules, compared, weights)
     return [
