@@ -90,9 +90,9 @@ _MODULES = (
 __all__ = [  # noqa: RUF022 - names first, then modules
     "METHODS", "PROTOCOLS", "Config", "Evaluation", "MaskDistribution", "Method", "MoSE", "Predictive", "Run",
     "Stratified", "TrainedModel", "bootstrap", "ece", "evaluate", "evaluate_files", "ged", "load", "load_official",
-    "matched_iou", "pairwise_iou", "pixel_entropy", "predict", "reliability_curve", "report", "sample_diversity", "train",
-    "config", "data", "evaluation", "io", "masks", "methods", "metrics", "nn", "overlap", "prediction", "regions", "runs",
-    "streaming", "training", "transport",
+    "matched_iou", "pairwise_iou", "pixel_entropy", "predict", "reliability_curve", "report", "sample_diversity",
+    "train", "config", "data", "evaluation", "io", "masks", "methods", "metrics", "nn", "overlap", "prediction",
+    "regions", "runs", "streaming", "training", "transport",
 ]  # fmt: skip
 
 
