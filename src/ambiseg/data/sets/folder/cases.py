@@ -6,7 +6,7 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,11 +28,12 @@ from ambiseg.data.sets.folder.labels import (
 )
 from ambiseg.data.sets.folder.layout import Entry, Listing, MaskFile, list_folder
 from ambiseg.data.sets.folder.manifest import find_manifest, list_manifest
-from ambiseg.data.sets.folder.settings import Labels, Settings, Target
+from ambiseg.data.sets.folder.settings import FolderSettings, Labels, Target
 from ambiseg.io.errors import FileError, Problem
 from ambiseg.io.formats import format_of
 from ambiseg.io.open import open_source
 from ambiseg.io.source import ReadOptions, Source, grid_distance
+from ambiseg.settings import validate
 
 _BUDGET = 512 << 20  # bytes of decoded volumes that are kept; those of the case at hand are, whatever they take
 _STACKS = ("TIFF", "NumPy", "NIfTI", "DICOM")  # files that may hold several slices
@@ -62,7 +63,7 @@ class Folder(Cases):
     Args:
         root: a folder with ``images/`` and ``masks/``, one with a manifest, or the manifest.
         quiet: no progress on the error stream.
-        settings: any of :class:`~ambiseg.data.sets.folder.settings.Settings`; arguments of the same name win over
+        settings: any of :class:`~ambiseg.data.sets.folder.settings.FolderSettings`; arguments of the same name win over
             them, and both win over the folder's ``ambiseg.json``.
 
     >>> import tempfile
@@ -99,26 +100,26 @@ class Folder(Cases):
         missing: str | None = None,
         geometry: str | None = None,
         dicom: str | None = None,
-        settings: Settings | None = None,
+        settings: FolderSettings | None = None,
         quiet: bool = False,
     ) -> None:
         arguments = dict(locals())
-        given = Settings(**{setting.name: arguments[setting.name] for setting in fields(Settings)})
-        self._start(Path(root), given.over(settings or Settings()), quiet, strict=True)
+        given = validate(FolderSettings, {name: arguments[name] for name in FolderSettings.model_fields})
+        self._start(Path(root), given.over(settings or FolderSettings()), quiet, strict=True)
 
     @classmethod
-    def tolerant(cls, root: str | os.PathLike[str], settings: Settings | None = None, quiet: bool = False) -> Folder:
+    def tolerant(cls, root: str | os.PathLike[str], settings: FolderSettings | None = None, quiet: bool = False) -> Folder:
         """The same, but problems are collected in ``problems`` instead of raised: for the checker."""
         folder = cls.__new__(cls)
-        folder._start(Path(root), settings or Settings(), quiet, strict=False)
+        folder._start(Path(root), settings or FolderSettings(), quiet, strict=False)
         return folder
 
-    def _start(self, root: Path, given: Settings, quiet: bool, strict: bool) -> None:
+    def _start(self, root: Path, given: FolderSettings, quiet: bool, strict: bool) -> None:
         if not root.exists():
             raise FileError.of("E001", root, "expected a folder or a manifest, found nothing of that name")
         manifest = find_manifest(root)
         self.root = manifest.parent if manifest else root
-        self.settings = given.over(Settings.load(self.root))
+        self.settings = given.over(FolderSettings.load(self.root))
         self.title = self.settings.title or self.root.resolve().name
         self.problems: list[Problem] = []
         self.seen: Values | None = None  # in the masks, once they were looked through
@@ -311,7 +312,7 @@ class Folder(Cases):
                 number += 1
                 if number <= start:
                     continue
-                observed: dict[str, Numbers] | None = {} if convention is None else None
+                observed: list[tuple[str, Numbers]] | None = [] if convention is None else None
                 case = _unless_errors(*self._read(place, source, convention, observed))
                 whole = "" if convention is None else case.digest
                 yield Decoded(case, case.image_digest, whole, entry.split, observed=observed)
@@ -320,19 +321,19 @@ class Folder(Cases):
         """The convention of all masks, from the numbers that :meth:`decode` found in each."""
         if None in observed:
             return
-        masks = [(path, numbers) for case in map(_numbers, observed) for path, numbers in case.items()]
+        masks = [mask for case in observed for mask in _from_json(case)]
         seen = Values()
         for path, numbers in masks:
-            seen.count(numbers, Path(path))
+            seen.count(numbers, path)
         self.convention = observed_convention(seen, self.settings)
         for path, numbers in masks:
-            self.convention.check(numbers, Path(path))
+            self.convention.check(numbers, path)
 
     def settled(self, case: Case, observed: Any) -> Case:
         # A convention that was found out keeps the order of numbers, so that regions stay as they are numbered.
         table = case.table.astype(np.int64)
         rows = np.ones(len(table), bool) if case.void is None else ~case.void
-        for m, numbers in enumerate(_numbers(observed).values()):
+        for m, (_, numbers) in enumerate(_from_json(observed)):
             if numbers is not None:
                 table[rows, m] = self.convention.translated(table[rows, m])
         return replace(case, table=table.astype(smallest_unsigned(table.max() + 1)))
@@ -342,7 +343,7 @@ class Folder(Cases):
         place: _Place,
         source: Source,
         convention: Convention | None,
-        observed: dict[str, Numbers] | None = None,
+        observed: list[tuple[str, Numbers]] | None = None,
     ) -> tuple[Case | None, list[Problem]]:
         """``observed`` takes the numbers in each mask where there is no convention yet."""
         entry, k, name = place
@@ -363,7 +364,7 @@ class Folder(Cases):
                     ids, numbers = observe(values, mask.path)
                     void = None if numbers is None or self.settings.void not in numbers else ids == self.settings.void
                     assert observed is not None
-                    observed[str(mask.path)] = numbers
+                    observed.append((str(mask.path), numbers))
             except FileError as refused:
                 problems.append(refused.problem)
                 continue
@@ -487,6 +488,6 @@ def _unless_errors(case: Case | None, problems: Iterable[Problem]) -> Case:
     return case
 
 
-def _numbers(observed: Mapping[str, Mapping[str, int] | None]) -> dict[str, Numbers]:
-    """The numbers of one case's masks by file, as a JSON object has them."""
-    return {path: numbers and {int(n): pixels for n, pixels in numbers.items()} for path, numbers in observed.items()}
+def _from_json(observed: Iterable[Any]) -> list[tuple[Path, Numbers]]:
+    """File and numbers of each mask of one case; JSON has numbers as texts."""
+    return [(Path(path), found and {int(n): pixels for n, pixels in found.items()}) for path, found in observed]

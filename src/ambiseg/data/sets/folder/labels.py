@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from ambiseg._util.text import count, some
-from ambiseg.data.sets.folder.settings import Settings, Target, colour_code, plain_names
+from ambiseg.data.sets.folder.settings import FolderSettings, Target, colour_code, plain_names
 from ambiseg.io.errors import FileError
 
 MOST = 64  # classes that a data set may have without declaring them; soft edges of a drawing make up to 256 values
@@ -185,7 +185,7 @@ class Convention:
         return ""
 
 
-def declared_convention(settings: Settings) -> Convention | None:
+def declared_convention(settings: FolderSettings) -> Convention | None:
     """The convention that follows from the settings alone; ``None`` if masks must be looked at to know it."""
     names, labels = settings.class_names, settings.labels
     if settings.colours is not None:
@@ -203,14 +203,14 @@ def declared_convention(settings: Settings) -> Convention | None:
     return None
 
 
-def observed_convention(seen: Values, settings: Settings) -> Convention:
+def observed_convention(seen: Values, settings: FolderSettings) -> Convention:
     """The convention of masks that hold the values ``seen``, all masks of the data set together.
 
     Binary if there is 255 and nothing but 0 besides; class ids otherwise, up to the largest. Class ids are refused
     where they are unlikely: more than ``MOST`` classes, or most of them never marked.
 
     >>> seen = Values({0: Path("a.png"), 255: Path("b.png")})
-    >>> observed_convention(seen, Settings()).kind
+    >>> observed_convention(seen, FolderSettings()).kind
     'binary'
     """
     numbers = sorted(set(seen.numbers) - {settings.void})
