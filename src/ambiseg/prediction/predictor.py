@@ -98,6 +98,7 @@ class Predictor:
         first, weights = slices.weighted()
         noise = self._noise(first)
         centre = first.centre_noise() if isinstance(first, Stratified) else None
+        slices.expect(first.passes(noise.count) + (first.passes(centre.count) if centre else 0))
         del first  # of a large volume, its features are computed again
         shape, dtype = (source.slices, *source.size), label_dtype(C)
         labels, marginal = torch.empty(noise.count, *shape, dtype=dtype), torch.empty(C, *shape)
@@ -159,17 +160,17 @@ class _Slices:
         self.tiles = len(windows[0]) * len(windows[1]) if windows else 1
         self.flat = True
         self._kept: dict[int, Predictive] = {}
-        self._done, self._total = 0, source.slices * self.tiles
+        self._done, self._total, self._steps = 0, source.slices * self.tiles, self.tiles
 
     def weighted(self) -> tuple[Predictive, Tensor | None]:
         """The first slice, with the mean weights of all of them; and the weights ``[D, K]`` of each, if any."""
         first, D = self._compute(0), self.source.slices
+        self._steps = self._done
         keeps = D == 1 or D * held_bytes(first) <= _KEPT
-        if keeps:
+        if keeps or not isinstance(first, Stratified):
             self._kept[0] = first
         if not isinstance(first, Stratified):
             return first, None
-        self._total *= 1 if keeps else 2
         weights = [first.weights]
         for k in range(1, D):
             predictive = self._compute(k)
@@ -179,6 +180,11 @@ class _Slices:
                 self._kept[k] = predictive
         found = torch.cat(weights)
         return first.reweighted(found.mean(0, keepdim=True)), found.cpu()
+
+    def expect(self, passes: int) -> None:
+        """Count what is left to do: slices that were not kept, and passes over all windows to render each slice."""
+        slices = self.source.slices
+        self._total = self._done + (slices - len(self._kept)) * self._steps + slices * passes * self.tiles
 
     def take(self, k: int) -> Predictive:
         """A slice, computed again unless it was kept; asked for once."""
@@ -197,7 +203,6 @@ class _Slices:
 
     def _step(self) -> None:
         self._done += 1
-        self._total = max(self._total, self._done)  # methods that render by windows take more passes than one
         if self.progress is not None:
             self.progress(self._done, self._total)
 
