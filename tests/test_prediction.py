@@ -31,6 +31,7 @@ from ambiseg.prediction.inputs import array_source, find_inputs
 from ambiseg.prediction.overview import draw_overview
 from ambiseg.prediction.predictor import held_bytes
 from ambiseg.runs import Card, Run, TrainedModel, load
+from ambiseg.settings import validate
 from tests.drop_ins import Latent, TwoHeads
 from tests.files import save, save_series
 
@@ -47,7 +48,7 @@ def trained(method: Method, channels: int = 1, intensity: Intensity | None = Non
 def dropped_in(method: type[Method], classes: int = 3, seed: int = 3) -> TrainedModel:
     """A method of tests/drop_ins.py on two levels, whose draws differ visibly."""
     torch.manual_seed(seed)
-    made = method.build(method.Config(), BackboneConfig(name="unet-light", channels=(4, 8)), 1, classes)
+    made = method.build(validate(method.Config, {}), validate(BackboneConfig, {"channels": (4, 8)}), 1, classes)
     with torch.no_grad():
         for part in made.modules():
             if isinstance(part, torch.nn.Conv2d) and part.kernel_size == (1, 1):
@@ -384,7 +385,7 @@ def test_wrong_images_are_one_line(tmp_path, picture):
         Options(per_stratum=0)
     with pytest.raises(DataError, match=r"^samples: expected None beside per_stratum=2, found 3"):
         Options(per_stratum=2, samples=3)
-    with pytest.raises(ValueError, match=r"^overlap: expected 0 to 8, half of the window, found 9"):
+    with pytest.raises(DataError, match=r"^overlap: expected 0 to 8, half of the window, found 9"):
         predict(fresh(), picture, window=16, overlap=9)
     with pytest.raises(ConfigError, match=r"^device: expected a device of this machine"):
         Predictor(fresh(), device="cuda:77")

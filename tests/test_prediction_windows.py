@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ambiseg import MoSE
+from ambiseg._util.errors import DataError
 from ambiseg.data.sets.shapes import Shapes
 from ambiseg.nn import Adapter, DeepLabV3Plus, Experts, Gate, UNet, windows
 from ambiseg.nn.features import Features
@@ -164,7 +165,7 @@ def test_which_images_are_cut():
     assert planned is not None
     assert [cut.start for cut in planned[0]] == [0, 384, 768, 1152, 1536]
     assert len(planned[0][0].weights) == 512
-    with pytest.raises(ValueError, match=r"^overlap: expected 0 to 256, half of the window, found 300"):
+    with pytest.raises(DataError, match=r"^overlap: expected 0 to 256, half of the window, found 300"):
         plan((2048, 2048), multiple, 512, 300)
 
 

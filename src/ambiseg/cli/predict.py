@@ -83,9 +83,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     try:
         return _predict(arguments)
-    except ValueError as error:
-        if not isinstance(error, DataError) and not str(error).startswith("overlap: "):
-            raise
+    except DataError as error:
         raise DataError(_in_shell_words(error)) from None
 
 
@@ -114,11 +112,8 @@ def _predict(arguments: argparse.Namespace) -> int:
     with reporting("predicting", arguments.quiet) as report:
         for i, one in enumerate(todo):
 
-            def progress(done: int, total: int, before: int = i) -> None:
-                if len(todo) == 1:
-                    report(done, total)
-                else:  # images, and how much of this one
-                    report(before + done / total, len(todo))
+            def progress(done: int, total: int, before: int = i) -> None:  # in windows and slices, or in images
+                report(*((done, total) if len(todo) == 1 else (before + done / total, len(todo))))
 
             try:
                 prediction = predictor(predictor.open(one.path, arguments.axes, arguments.axis), one.name, progress)

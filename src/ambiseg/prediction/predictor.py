@@ -88,10 +88,9 @@ class Predictor:
         if self.method.incoherent and (windows or source.slices > 1):
             found = f"{source.form} in windows (window=0 takes it whole)" if windows else source.form
             raise DataError(f"{source.path}: expected one image taken whole, found {found}: {self.method.incoherent}")
+        slices = _Slices(self, source, windows, progress)
         with evaluation(self.method), _fits(source):
-            return self._predict(
-                _Slices(self, source, windows, progress), stem_of(source.path) if name is None else name
-            )
+            return self._predict(slices, stem_of(source.path) if name is None else name)
 
     def _predict(self, slices: _Slices, name: str) -> Prediction:
         source, C = slices.source, self.method.classes
@@ -121,9 +120,8 @@ class Predictor:
         merged = torch.zeros(len(order), dtype=torch.float64).index_add_(0, groups, mass.double())
         masks = MaskDistribution(labels[order][None], merged[None].float(), marginal=marginal[None])
         drawn_from = [None] * noise.count if noise.strata is None else noise.strata[0].tolist()
-        strata = None
-        if weights is not None:
-            strata = Strata(self.method.stratum or "stratum", weights.mean(0), centres, weights)
+        about = self.method.stratum or "stratum"
+        strata = None if weights is None else Strata(about, weights.mean(0), centres, weights)
         return Prediction(
             name=name,
             masks=masks,
@@ -178,6 +176,7 @@ class _Slices:
             weights.append(predictive.weights)
             if keeps:
                 self._kept[k] = predictive
+            del predictive  # before the next one takes its memory
         found = torch.cat(weights)
         return first.reweighted(found.mean(0, keepdim=True)), found.cpu()
 
@@ -253,14 +252,11 @@ def _heaviest_first(labels: Tensor, mass: list[float], merge: bool) -> tuple[lis
     keys: list[object] = list(range(len(labels)))
     if merge:
         keys = [hashlib.blake2b(np.ascontiguousarray(one.numpy()).data).digest() for one in labels]
-    first: dict[object, int] = {}
     total: dict[object, float] = {}
-    for i, (key, weight) in enumerate(zip(keys, mass, strict=True)):
-        first.setdefault(key, i)
+    for key, weight in zip(keys, mass, strict=True):
         total[key] = total.get(key, 0.0) + weight
-    ranked = sorted(total, key=lambda key: (-total[key], first[key]))
-    rank = {key: place for place, key in enumerate(ranked)}
-    return [first[key] for key in ranked], torch.tensor([rank[key] for key in keys])
+    ranked = sorted(total, key=lambda key: -total[key])  # stable: of equal weights, the one drawn first
+    return [keys.index(key) for key in ranked], torch.tensor([ranked.index(key) for key in keys])
 
 
 def _device(device: torch.device | str) -> torch.device:
