@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import contextlib
+import io
 import logging
 import struct
 from pathlib import Path
@@ -19,6 +22,7 @@ from ambiseg.io.errors import FileError
 from ambiseg.io.formats import FORMATS, stem_of
 from ambiseg.io.open import open_source
 from ambiseg.io.source import ReadOptions, Source
+from tests.conftest import REPOSITORY
 from tests.files import save, save_deep_png, save_dicom, save_nifti, save_series
 
 MASK = ReadOptions(mask=True)
@@ -332,7 +336,7 @@ def test_series_that_are_none(tmp_path):
     save_dicom(folder / "x.dcm", STACK[0], SeriesInstanceUID="9.9")
     assert refusal(folder) == "E204 expected the slices of one series, found 2: 000.dcm, x.dcm"
     folder = save_series(tmp_path / "again", STACK, ImagePositionPatient=[0, 0, 0])
-    assert refusal(folder).startswith("E204 expected one slice a position, found")
+    assert refusal(folder).startswith("E204 expected one slice per position, found")
     folder = save_series(tmp_path / "nowhere", STACK, ImagePositionPatient=None, InstanceNumber=None)
     assert refusal(folder).startswith("E204 expected a position or an instance number to sort by, found neither")
     folder = save_series(tmp_path / "sizes", STACK)
@@ -348,18 +352,18 @@ def test_dicom_objects_that_are_no_pictures(tmp_path):
     assert refusal(path) == "E204 expected an image, found SR without pixels"
 
 
-def test_dicom_in_a_compression_that_nothing_here_decodes(tmp_path, monkeypatch):
-    from pydicom import dcmread
-    from pydicom.uid import JPEGLSLossless
+@pytest.mark.parametrize("syntax", ["JPEGLSLossless", "MPEG2MPML"])
+def test_dicom_in_a_compression_that_nothing_here_decodes(tmp_path, syntax):
+    from pydicom import dcmread, uid
 
     path = save_dicom(tmp_path / "a.dcm", GREY)
     data = dcmread(path)
-    data.file_meta.TransferSyntaxUID = JPEGLSLossless
+    data.file_meta.TransferSyntaxUID = getattr(uid, syntax)
     data["PixelData"].is_undefined_length = True
     data.PixelData = b"\xfe\xff\x00\xe0\x00\x00\x00\x00\xfe\xff\x00\xe0\x04\x00\x00\x00\x00\x00\x00\x00"
     data.save_as(path, enforce_file_format=True)
-    with pytest.raises(FileError, match="found JPEG-LS Lossless") as caught:
-        open_source(path)
+    with pytest.raises(FileError, match=r"found (JPEG-LS Lossless|MPEG2 Main)") as caught:
+        open_source(path).read(0)
     assert caught.value.problem.code == "E202"
     assert "pip install" in caught.value.problem.remedy
 
@@ -385,6 +389,33 @@ WRITERS = {
     ".nii.gz": lambda path: save_nifti(path, LARGER),
     ".dcm": lambda path: save_dicom(path, LARGER),
 }
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_a_picture_is_decoded_once_per_source(tmp_path, suffix):
+    path = tmp_path / f"a{suffix}"
+    WRITERS[suffix](path)
+    source = open_source(path)
+    first = source.read(0)
+    path.unlink()
+    assert np.array_equal(source.read(0), first)
+
+
+@pytest.mark.parametrize("name", ["a.png", "deep.png", "a.jpg", "a.bmp", "a.npz"])
+def test_a_picture_is_opened_once(tmp_path, name, monkeypatch):
+    path = tmp_path / name
+    save_deep_png(path, DEEP_COLOUR) if name == "deep.png" else WRITERS[path.suffix](path)
+    opened = []
+    original = io.open
+
+    def counted(file, *arguments, **options):
+        opened.append(str(file))
+        return original(file, *arguments, **options)
+
+    for module in (io, builtins):
+        monkeypatch.setattr(module, "open", counted)
+    open_source(path).read(0)
+    assert opened.count(str(path)) == 1
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
@@ -435,6 +466,20 @@ def test_the_guard_leaves_loggers_as_they_were(tmp_path):
     (tmp_path / "a.tif").write_bytes(b"II*\0 and nothing")
     refusal(tmp_path / "a.tif")
     assert (tifffile_says.level, tifffile_says.disabled) == before
+
+
+def test_modules_of_files_form_layers():
+    """Each module imports only those to its left; formats do not import each other."""
+    layers = [{"errors", "formats"}, {"source"}, {"arrays", "pictures", "nifti", "dicom"}, {"open"}]
+    below: set[str] = set()
+    for layer in layers:
+        for name in layer:
+            tree = ast.parse((REPOSITORY / f"src/ambiseg/io/{name}.py").read_text())
+            modules = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+            imported = {module.rsplit(".", 1)[1] for module in modules if module.startswith("ambiseg.io.")}
+            assert imported <= below, name
+        below |= layer
+    assert below | {"__init__"} == {path.stem for path in (REPOSITORY / "src/ambiseg/io").glob("*.py")}
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

@@ -19,23 +19,25 @@ def open_nifti(path: Path, options: ReadOptions) -> Source:
     sagittal one). A mask is turned and flipped into the voxel order of its image; it is never resampled.
     """
     import nibabel
+    from nibabel.orientations import inv_ornt_aff, io_orientation, ornt_transform
 
     image: Any = nibabel.load(path)
-    shape, dtype, flat = image.shape, np.dtype(image.get_data_dtype()), len(image.shape) == 2
+    flat, dtype = len(image.shape) == 2, np.dtype(image.get_data_dtype())
+    shape = (*image.shape, 1) if flat else image.shape
     colour = dtype.names is not None  # RGB24: one record per voxel
-    if flat:
-        shape = (*shape, 1)
-    channels = shape[3] if len(shape) == 4 else 1
-    if len(shape) > 4 or (options.mask and channels > 1) or (colour and channels > 1):
+    channels = 3 if colour else shape[3] if len(shape) == 4 else 1
+    if len(shape) > 4 or (len(shape) == 4 and shape[3] > 1 and (options.mask or colour)):
         wanted = "three axes" if options.mask else "three axes, or four with the last for channels"
         fix = "save one label map of three axes for each reader" if options.mask else "save one volume per file"
         raise FileError.of("E201", path, f"expected {wanted}, found shape {shape_text(image.shape)}", fix)
-    affine = np.asarray(image.affine, float)
-    target = options.like.affine if options.like is not None and options.geometry else None
-    turn = _turn_for_viewing(affine, 2 if flat else options.axis) if target is None else _turn_into(affine, target)
-    affine = _turned(affine, shape[:3], turn)
-    (across, flipped), (row, row_step), (column, column_step) = ((int(axis), int(step)) for axis, step in turn)
-    slices, size = shape[across], (shape[row], shape[column])
+    orientation = io_orientation(image.affine)
+    if options.like is not None and options.like.affine is not None and options.geometry:
+        turn = ornt_transform(orientation, io_orientation(options.like.affine))
+    else:
+        turn = _turn_for_viewing(orientation, 2 if flat else options.axis)
+    across, row, column = np.argsort(turn[:, 0]).tolist()  # stored axes of slices, rows and columns
+    step = turn[:, 1].astype(int)  # -1: reversed
+    slices = shape[across]
     scaled = image.dataobj.slope != 1 or image.dataobj.inter != 0
     dtype = np.dtype(np.uint8) if colour else np.dtype(np.float32) if scaled else dtype.newbyteorder("=")
 
@@ -49,53 +51,25 @@ def open_nifti(path: Path, options: ReadOptions) -> Source:
     compressed = path.name.lower().endswith(".gz")  # its slices are decoded together
 
     def read(k: int) -> np.ndarray:
-        if flat:
-            plane = whole()
-        else:
-            at = slices - 1 - k if flipped < 0 else k
-            index = tuple(at if axis == across else slice(None) for axis in range(len(image.shape)))
-            plane = whole()[index] if compressed else stored(index)
+        at = k if step[across] > 0 else slices - 1 - k
+        index = () if flat else tuple(at if axis == across else slice(None) for axis in range(len(shape)))
+        plane = whole()[index] if flat or compressed else stored(index)
         plane = plane.reshape(*plane.shape[:2], -1)  # [.., .., C]
-        if row > column:
-            plane = plane.swapaxes(0, 1)
-        return np.ascontiguousarray(np.moveaxis(plane[::row_step, ::column_step], -1, 0))
+        plane = plane.swapaxes(0, 1) if row > column else plane
+        return np.ascontiguousarray(np.moveaxis(plane[:: step[row], :: step[column]], -1, 0))
 
-    return Source(path, "NIfTI", slices, size, 3 if colour else channels, dtype, read, affine)
-
-
-def _turn_for_viewing(affine: np.ndarray, axis: int) -> np.ndarray:
-    """``[3, 2]``: for slices, rows and columns, the stored axis, and whether it is reversed (-1)."""
-    from nibabel.orientations import io_orientation
-
-    towards = io_orientation(affine)  # stored axis -> axis of the patient (right, front, up) and direction
-    towards[np.isnan(towards)] = 0
-    plane = sorted((a for a in range(3) if a != axis), key=lambda a: towards[a, 0])
-    column, row = plane  # the lower patient axis runs along the rows: left-right before front-back before up-down
-    turn = [(axis, 1), (row, -towards[row, 1] or 1), (column, -towards[column, 1] or 1)]
-    return np.array(turn, float)
+    affine = np.asarray(image.affine @ inv_ornt_aff(turn, shape[:3]), float)
+    return Source(path, "NIfTI", slices, (shape[row], shape[column]), channels, dtype, read, affine)
 
 
-def _turn_into(affine: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """The turn that brings a stored volume into the slices, rows and columns of ``target``."""
-    from nibabel.orientations import io_orientation
-
-    mine, theirs = io_orientation(affine), io_orientation(target)
+def _turn_for_viewing(orientation: np.ndarray, axis: int) -> np.ndarray:
+    """``[3, 2]``: for each stored axis 0, 1 or 2 for slices, rows or columns, and 1, or -1 if it is reversed."""
+    towards = np.nan_to_num(orientation)  # stored axis -> axis of the patient (right, front, up) and direction
+    # The lower patient axis runs along the rows: left-right before front-back before up-down.
+    column, row = sorted((a for a in range(3) if a != axis), key=lambda a: towards[a, 0])
     turn = np.zeros((3, 2))
-    for place in range(3):
-        axis = int(np.flatnonzero(mine[:, 0] == theirs[place, 0])[0])
-        turn[place] = axis, mine[axis, 1] * theirs[place, 1]
+    turn[[axis, row, column]] = [(0, 1), (1, -towards[row, 1] or 1), (2, -towards[column, 1] or 1)]
     return turn
-
-
-def _turned(affine: np.ndarray, shape: tuple[int, ...], turn: np.ndarray) -> np.ndarray:
-    """The affine from (slice, row, column): columns permuted, flipped axes counted from their other end."""
-    result = affine.copy()
-    for place, (axis, direction) in enumerate(turn):
-        step = affine[:3, int(axis)]
-        result[:3, place] = step * direction
-        if direction < 0:
-            result[:3, 3] += step * (shape[int(axis)] - 1)
-    return result
 
 
 def _compact(array: np.ndarray) -> np.ndarray:

@@ -14,9 +14,8 @@ from ambiseg.io.dicom import open_dicom
 from ambiseg.io.errors import FileError
 from ambiseg.io.formats import FORMATS, UNREAD, format_of, suffix_of
 from ambiseg.io.nifti import open_nifti
-from ambiseg.io.pictures import open_picture
+from ambiseg.io.pictures import open_picture, open_tiff
 from ambiseg.io.source import ReadOptions, Source, guard, once
-from ambiseg.io.tiff import open_tiff
 
 OPENERS: dict[str, Callable[[Path, ReadOptions], Source]] = {
     "PNG": open_picture,
