@@ -33,7 +33,7 @@ def same(a: Batch, b: Batch) -> bool:
         a.names == b.names
         and torch.equal(a.images, b.images)
         and torch.equal(a.annotations.labels, b.annotations.labels)
-        and torch.equal(a.regions.index, b.regions.index)
+        and torch.equal(a.annotations.regions.index, b.annotations.regions.index)
     )
 
 

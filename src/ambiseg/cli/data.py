@@ -188,7 +188,9 @@ def _split(arguments: argparse.Namespace) -> int:
         if arguments.extend:
             split = Split.load(arguments.extend).extended(cases, progress)
         elif arguments.mose:
-            split = Split.released(cases, "mose", progress)
+            from ambiseg.data.sets.lidc.released import released_split
+
+            split = released_split(cases, progress)
         elif arguments.declared:
             split = Split.declared(cases, seed=arguments.seed, progress=progress)
         else:

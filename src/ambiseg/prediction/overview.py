@@ -1,10 +1,10 @@
-"""One picture of a prediction: the image, its entropy, and the weighted masks, in rows by stratum if there are strata."""
+"""One picture of a prediction: image, entropy and weighted masks, in rows by stratum for methods that have strata."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -130,7 +130,9 @@ class _Canvas:
         place = "" if self.slice is None else f", slice {self.slice} of 0–{p.source.slices - 1}, the least certain one"
         self.text(0.15, 0.27, f"{name}{place}", 11, weight="bold")
         merged = f"{len(p.draws)} draws, {p.masks.count} different" if p.masks.count < len(p.draws) else ""
-        self.text(0.15, 0.47, f"{p.source.form} pixels, {merged or count(len(p.draws), 'mask')}, {p.form} form", 8, SOFT)
+        self.text(
+            0.15, 0.47, f"{p.source.form} pixels, {merged or count(len(p.draws), 'mask')}, {p.form} form", 8, SOFT
+        )
         self.text(self.width - 0.15, self.height - 0.2, hidden, colour=SOFT, ha="right")
 
     def maps(self, size: tuple[float, float], half: float) -> None:

@@ -1,187 +1,214 @@
-"""Cases as HTML, in the manner of the paper's figures: what the readers drew, and a row for each expert."""
+"""Cases as rows of small pictures, for the page and for figures: the readers' masks, and a row for each stratum."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from ambiseg.report import pictures
-from ambiseg.report.figures import EXPERTS, VARIABLES, expert_ranks
-from ambiseg.report.gallery import GALLERIES, Gallery, View, Voice
-from ambiseg.report.results import Results
-from ambiseg.viz.drawing import reader_colours
+from ambiseg._util.text import count
+from ambiseg.evaluation.results import Evaluation
+from ambiseg.report.figures import coloured_strata
+from ambiseg.report.gallery import KINDS, CaseView, Gallery, Samples
+from ambiseg.viz import pictures
+from ambiseg.viz.colours import BRIGHT, SERIES, VARIABLES, distinct
+from ambiseg.viz.page import number
 
-# Lines over an image are in the colours of the dark page, which stand out from grey pixels
-_BRIGHT = ("#6ba8ea", "#f0975a", "#4cc3a2", "#e583b4", "#dcb840", "#a898f0", "#62c6e2", "#bfae98")
-_TOP = math.log(2)  # nats
-_SCORES = {
-    "ged": "GED",
-    "ged_unbiased": "unbiased",
-    "matched_iou": "matched IoU",
-    "diversity": "diversity",
-    "entropy": "entropy",
+MAX_ENTROPY = math.log(2)  # nats: two classes as likely as each other
+_SCORES = {"ged": "GED", "ged_unbiased": "unbiased", "matched_iou": "matched IoU"} | {
+    name: name for name in ("diversity", "entropy")
 }
 
 
-def galleries(gallery: Gallery, results: Results, key: str) -> str:
-    """All chosen cases. A case that is of two kinds is drawn once, and linked from the other."""
-    colours = pictures.class_colours(results.classes, results.evaluated, results.flipped)
-    drawn: dict[str, tuple[str, str]] = {}
-    parts = [_legend(results, colours)]
-    for kind, (title, text) in GALLERIES.items():
-        parts.append(f'<h3>{title}</h3><p class="soft">{text}</p>')
-        names = gallery.chosen[kind]
-        if not names:
-            parts.append('<p class="soft">No case has a score.</p>')
-        for number, name in enumerate(names, 1):
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """A picture with a caption, and a text for those who cannot see it."""
+
+    pixels: np.ndarray  # [h, w, 3], or [h, w, 4] to lay over the image of the case
+    alt: str
+    caption: str = ""
+    photo: bool = False
+    empty: bool = False
+    ring: str = ""  # colour of its outline in another picture
+
+    @property
+    def over(self) -> bool:
+        """Whether it is laid over the image of the case."""
+        return self.pixels.shape[-1] == 4
+
+    @property
+    def source(self) -> str:
+        """The picture for a page."""
+        return pictures.data_uri(self.pixels)
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """The masks of a stratum, or of a method without: most likely outline, samples, mean of their probabilities."""
+
+    label: str
+    weight: str
+    width: str  # of a bar that shows the weight
+    colour: str
+    tiles: Sequence[Tile]
+
+
+@dataclass(frozen=True, eq=False)
+class Card:
+    """One case on the page. Its photograph and outlines, masks of readers, maps of entropy, and rows of samples."""
+
+    place: str
+    name: str
+    about: str
+    scores: str
+    photographs: Sequence[Tile]
+    masks: Sequence[Tile]
+    more_masks: str
+    maps: Sequence[Tile]
+    rows: Sequence[Row]
+    more_rows: str
+    samples: int
+
+    @property
+    def aspect(self) -> str:
+        """Width and height as CSS."""
+        height, width = self.photographs[0].pixels.shape[:2]
+        return f"{width}/{height}"
+
+    @property
+    def landscape(self) -> bool:
+        """Whether there is no room for anything beside it."""
+        height, width = self.photographs[0].pixels.shape[:2]
+        return width > 1.4 * height
+
+
+@dataclass(frozen=True)
+class Link:
+    """A case that is shown elsewhere on the page."""
+
+    place: str
+    name: str
+    scores: str
+    title: str  # of the kind that it is shown under
+
+
+def make_cards(gallery: Gallery, evaluation: Evaluation, key: str) -> Iterator[tuple[str, str, list[Card | Link]]]:
+    """Title, explanation and cases of each kind. A case of two kinds is drawn once, and linked from the other."""
+    drawn: dict[str, Link] = {}
+    for kind, (title, text) in KINDS.items():
+        cases: list[Card | Link] = []
+        for i, name in enumerate(gallery.chosen[kind], 1):
             if name in drawn:
-                place, where = drawn[name]
-                link = f'<a href="#{place}">shown under {escape(where)}</a>'
-                parts.append(f'<p class="again"><b>{escape(name)}</b> {_scores(gallery.views[name], key)} · {link}</p>')
+                cases.append(drawn[name])
             else:
-                place = f"case-{kind}-{number}"
-                drawn[name] = place, title
-                parts.append(_card(gallery.views[name], gallery.span, results, colours, key, place))
-    return "\n".join(parts)
+                card = make_card(gallery, name, evaluation, key, f"case-{kind}-{i}")
+                drawn[name] = Link(card.place, name, card.scores, title)
+                cases.append(card)
+        yield title, text, cases
 
 
-def _legend(results: Results, colours: Sequence[str]) -> str:
-    items = [
-        f"<span>entropy 0<i class=scale style='background:linear-gradient(90deg,{','.join(pictures.HEAT)})'></i>"
-        f"{_TOP:.2f} nats: two classes as likely as each other</span>"
-    ]
-    if len(colours) == 2:
-        items.insert(0, f"<span>white: {escape(results.classes[1])}</span>")
-    else:
-        items[:0] = [
-            f"<span><i class=swatch style='background:{colour}'></i>{escape(name)}</span>"
-            for name, colour in zip(results.classes, colours, strict=True)
-        ]
-    return f'<div class="legend">{"".join(items)}</div>'
+def make_card(gallery: Gallery, name: str, evaluation: Evaluation, key: str, place: str = "") -> Card:
+    """One case; ``place`` is its id on the page."""
+    view, modes = gallery.views[name], evaluation.modes is not None
+    tones = distinct(len(view.annotations))
+    scores = [(label, view.scores.scores[key].get(metric)) for metric, label in _SCORES.items()]
+    rest = 1 - sum(one.weight for one in view.annotations)
+    hidden, weight = view.hidden
+    stratum = evaluation.strata.name if evaluation.strata else ""
+    readers, total = view.scores.readers, view.scores.readers_total
+    return Card(
+        place=place,
+        name=name,
+        about=f"{total} modes" if modes else f"{readers} of {total} readers drew something",
+        scores=" · ".join(f"{label} {number(value)}" for label, value in scores if value is not None) or "no score",
+        photographs=[
+            Tile(pictures.photograph(view.image, gallery.span), f"{name}: the image", "image", photo=True),
+            Tile(
+                pictures.outlines([one.labels for one in view.annotations], tones, 4),
+                f"{name}: the image with the readers' outlines",
+                "outlines" if modes else "readers' outlines",
+                photo=True,
+            ),
+        ],
+        # Modes differ in their classes and have one outline.
+        masks=[
+            _mask(one.labels, gallery.colours, f"{name}: mask of {_frequency(view, i)}", _frequency(view, i),
+                  view.valid, "" if modes else tone)
+            for i, (one, tone) in enumerate(zip(view.annotations, tones, strict=True))
+        ],
+        more_masks=f"and other masks with {100 * rest:.0f} % of the weight" if rest > 0.005 else "",
+        maps=[
+            Tile(pictures.heat(values, MAX_ENTROPY), f"{name}: entropy of {of}", f"entropy, {of}")
+            for values, of in ((view.disagreement, "readers"), (view.entropy, "prediction"))
+        ],
+        rows=[_row(name, samples, gallery.colours, evaluation) for samples in view.samples],
+        more_rows=f"and {count(hidden, stratum)} more with {100 * weight:.1f} % of the weight" if hidden else "",
+        samples=len(view.samples[0].masks),
+    )  # fmt: skip
 
 
-def _card(view: View, span: tuple[float, float], results: Results, colours: Sequence[str], key: str, place: str) -> str:
-    name = view.scored.name
-    image = pictures.data_uri(pictures.photograph(view.image, span))
-    height, width = view.image.shape[1:]
-    style = f"--image:url({image});--aspect:{width}/{height}"
-    landscape = " landscape" if width > 1.4 * height else ""
-    modes = results.modes is not None
-    readers, experts = _readers(view, image, colours, modes), _experts(view, results, colours)
-    return (
-        f'<article class="case{landscape}" id="{place}" style="{style}" aria-labelledby="{place}-name">'
-        f'<header><h4 id="{place}-name">{escape(name)} <span>{_said(view, modes)}</span></h4>'
-        f"<p>{_scores(view, key)}</p>"
-        f'</header><div class="halves">{readers}{experts}</div>'
-        "</article>"
-    )
+def _row(name: str, samples: Samples, colours: Sequence[str], evaluation: Evaluation) -> Row:
+    label, who, weight, tone, bright = "all samples", "the model", "", "var(--others)", "#ffffff"
+    if samples.stratum is not None and evaluation.strata is not None:
+        label = f"{evaluation.strata.name} {samples.stratum + 1}"
+        who, weight = f"{label}, weight {100 * samples.weight:.0f} %", _percent(samples.weight)
+        coloured = coloured_strata(evaluation.strata.mean)
+        if samples.stratum in coloured:
+            rank = coloured.index(samples.stratum)
+            # Lines over an image are in the colours of the dark page, which stand out from grey pixels.
+            tone, bright = f"var({VARIABLES[SERIES[rank]]})", BRIGHT[rank]
+    lines = pictures.outlines([samples.most_likely], [bright], 5)
+    return Row(label, weight, f"{100 * samples.weight:.1f}%", tone, [
+        Tile(lines, f"{name}: most likely outline of {who}", photo=True, empty=not samples.most_likely.any()),
+        *(_mask(mask, colours, f"{name}: sample {i} of {who}") for i, mask in enumerate(samples.masks, 1)),
+        Tile(samples.mean, f"{name}: mean probability of {who}"),
+    ])  # fmt: skip
 
 
-def _readers(view: View, image: str, colours: Sequence[str], modes: bool) -> str:
-    """The image, everybody's outlines, the different masks with their frequency, and where readers and model waver."""
-    name, opinions = view.scored.name, view.opinions
-    tones = list(reader_colours([str(i) for i in range(len(opinions))]).values())
-    lines = pictures.outlines([o.labels for o in opinions], tones, 4)
-    pair = _tile(image, f"{name}: the image", "image", photo=True)
-    pair += _tile(
-        pictures.data_uri(lines),
-        f"{name}: the image with the readers' outlines",
-        "outlines" if modes else "readers' outlines",
-        True,
-    )
-    shown = []
-    for i, (opinion, tone) in enumerate(zip(opinions, tones, strict=True)):
-        ring = "" if modes else f'<i class="swatch ring" style="border-color:{tone}"></i>'  # outlines are all one
-        alt, caption = f"{name}: mask of {_share(view, i)}", ring + _share(view, i)
-        shown.append(_mask(opinion.labels, colours, view.valid, alt, caption))
-    maps = "".join(
-        _tile(pictures.data_uri(pictures.heat(values, _TOP)), f"{name}: entropy of {whose}", f"entropy, {whose}")
-        for values, whose in ((view.disagreement, "readers"), (view.entropy, "prediction"))
-    )
-    rest = 1 - sum(o.share for o in opinions)
-    more = f'<p class="soft">and other masks with {100 * rest:.0f} % of the weight</p>' if rest > 0.005 else ""
-    if view.image.shape[2] > 1.4 * view.image.shape[1]:
-        pair, maps = pair + maps, ""
-    below = f'<div class="pair">{maps}</div>' if maps else ""
-    row = f'<div class="row">{"".join(shown)}</div>{more}'
-    title = "Modes" if modes else "Readers"
-    return f'<div class="readers"><h5>{title}</h5><div class="pair">{pair}</div>{row}{below}</div>'
-
-
-def _experts(view: View, results: Results, colours: Sequence[str]) -> str:
-    """A row for each expert, the heaviest first: its mode over the image, its samples, the mean of them."""
-    mean = [] if results.experts is None else results.experts.mean
-    own, _ = expert_ranks(mean)
-    samples = len(view.voices[0].masks)
-    rows = []
-    for voice in view.voices:
-        rank = own.index(voice.number - 1) if voice.number is not None and voice.number - 1 in own else None
-        tone = "var(--others)" if rank is None else f"var({VARIABLES[EXPERTS[rank]]})"
-        bright = "#ffffff" if rank is None else _BRIGHT[rank]
-        rows.append(_row(view, voice, colours, tone, bright))
-    single = view.voices[0].number is None
-    title = "Samples" if single else "Experts, by weight"
-    unseen, weight = view.unseen
-    more = f'<p class="soft">and {unseen} more experts with {100 * weight:.1f} % of the weight</p>' if unseen else ""
-    columns = f"<span>most likely</span><span class=span>{samples} samples</span><span>mean</span>"
-    head = f'<div class="expert head" aria-hidden="true"><span></span><div class="row">{columns}</div></div>'
-    return f'<div style="--samples:{samples}"><h5>{title}</h5>{head}{"".join(rows)}{more}</div>'
-
-
-def _row(view: View, voice: Voice, colours: Sequence[str], tone: str, bright: str) -> str:
-    name = view.scored.name
-    who = "the model" if voice.number is None else f"expert {voice.number}, weight {100 * voice.weight:.0f} %"
-    mode = voice.probability.argmax(0)
-    lines = pictures.data_uri(pictures.outlines([mode], [bright], 5))
-    tiles = _tile(lines, f"{name}: most likely outline of {who}", "", True, empty=not mode.any())
-    for number, labels in enumerate(voice.masks, 1):
-        tiles += _mask(labels, colours, None, f"{name}: sample {number} of {who}", "")
-    mixed = pictures.probability(voice.probability.astype(np.float32), colours)
-    tiles += _tile(pictures.data_uri(mixed), f"{name}: mean probability of {who}", "")
-    label = "all samples" if voice.number is None else f"expert {voice.number}"
-    bar = f'<span class="bar"><i style="width:{100 * voice.weight:.1f}%;--tone:{tone}"></i></span>'
-    weight = "" if voice.number is None else f"<b>{_percent(voice.weight)}</b>{bar}"
-    return f'<div class="expert"><div class="who">{label}{weight}</div><div class="row">{tiles}</div></div>'
-
-
-def _mask(labels: np.ndarray, colours: Sequence[str], valid: np.ndarray | None, alt: str, caption: str) -> str:
-    """Void is the annotations': a prediction is shown whole."""
+def _mask(
+    labels: np.ndarray, colours: Sequence[str], alt: str, caption: str = "", valid: np.ndarray | None = None,
+    ring: str = "",
+) -> Tile:  # fmt: skip
     empty = not (labels if valid is None else labels * valid).any()
-    picture = pictures.data_uri(pictures.mask(labels, colours, valid))
-    return _tile(picture, alt + (", empty" if empty else ""), caption, empty=empty)
+    return Tile(
+        pictures.mask(labels, colours, valid), alt + (", empty" if empty else ""), caption, empty=empty, ring=ring
+    )
 
 
-def _tile(source: str, alt: str, caption: str, over: bool = False, empty: bool = False, photo: bool = False) -> str:
-    """A picture; ``over`` lays it over the case's image. ``caption`` is HTML."""
-    kind = ' class="photo over"' if over else ' class="photo"' if photo else ""
-    none = '<span class="none" aria-hidden="true">empty</span>' if empty and not over else ""
-    text = f"<figcaption>{caption}</figcaption>" if caption else ""
-    return f'<figure class="tile"><img{kind} src="{source}" alt="{escape(alt)}">{none}{text}</figure>'
-
-
-def _said(view: View, modes: bool) -> str:
-    scored = view.scored
-    if modes:
-        return f"{scored.readers_total} modes"
-    return f"{scored.readers} of {scored.readers_total} readers drew something"
-
-
-def _share(view: View, index: int) -> str:
-    opinion = view.opinions[index]
-    if view.equal and view.scored.readers_total:
-        return f"{opinion.readers} of {view.scored.readers_total}"
-    return _percent(opinion.share)
+def _frequency(view: CaseView, index: int) -> str:
+    annotation, total = view.annotations[index], view.scores.readers_total
+    return f"{annotation.readers} of {total}" if view.equal_readers and total else _percent(annotation.weight)
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.01 or share == 0 else "< 1 %"
 
 
-def _scores(view: View, key: str) -> str:
-    scores = view.scored.scores.get(key, {})
-    known = {label: scores.get(name, math.nan) for name, label in _SCORES.items()}
-    shown = [f"{label} {value:.3f}" for label, value in known.items() if math.isfinite(value)]
-    return " · ".join(shown).replace("-", "−") or "no score"
+def mode_tiles(gallery: Gallery, evaluation: Evaluation, most: int) -> Iterator[tuple[str, str, list]]:
+    """Per case its name, a text, and the most likely modes: flips, IoU, and tiles of the mode and of its stratum."""
+    stratum = evaluation.strata.name if evaluation.strata else ""
+    names = [flip.to for flip in evaluation.modes.flips] if evaluation.modes else []
+    for case, found in gallery.matches.items():
+        shown, (spare, weight) = [], found.spare
+        for match in found.matches[:most]:
+            p, w, who = (
+                f"{100 * match.probability:.1f} %",
+                f"{100 * match.weight:.1f} %",
+                f"{stratum} {match.stratum + 1}",
+            )
+            flipped = ", ".join(name for name, bit in zip(names, match.flips, strict=False) if bit == "1")
+            truth = Tile(
+                pictures.mask(match.truth, gallery.colours, found.valid),
+                f"{case}: mode {match.flips}, probability {p}", f"{p} mode",
+            )  # fmt: skip
+            alt = f"{case}: {who}, weight {w}, matched with mode {match.flips}"
+            mask = Tile(pictures.mask(match.mask, gallery.colours), alt, f"{w} {who}")
+            shown.append((flipped or "nothing flipped", number(match.iou, 2), [truth, mask]))
+        text = f"{found.modes} modes"
+        if hidden := len(found.matches) - len(shown):
+            text += f"; {hidden} less likely pairs are not shown"
+        if spare:
+            text += f"; {count(spare, stratum)} without a mode, with {100 * weight:.1f} % of the weight"
+        yield case, text, shown

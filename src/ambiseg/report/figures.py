@@ -71,7 +71,7 @@ def drawing() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure of the page: the name of its files, its title, a text that describes it, and its SVG without the root."""
+    """A figure of the page: the name of its files, its title, a text that describes it, and what is inside its SVG."""
 
     name: str
     title: str

@@ -38,6 +38,7 @@ BRIGHT = ("#6ba8ea", "#f0975a", "#4cc3a2", "#e583b4", "#dcb840", "#a898f0", "#62
 VARIABLES = {INK: "--ink", SOFT: "--soft", LINE: "--line", PAPER: "--card", OTHERS: "--others"} | {
     colour: f"--e{i}" for i, colour in enumerate(SERIES, 1)
 }
+_LIGHT = {PAPER: "#ffffff"}  # not quite white in figures, so that it is told from white pixels
 _DARK = dict(zip(VARIABLES, ("#e6ebf2", "#a3afbf", "#323c4a", "#181f29", "#6d7887", *BRIGHT), strict=True))
 
 
@@ -48,8 +49,8 @@ def page_variables() -> str:
     ':root { --ink: #1c2530; '
     """
     light, dark = (
-        " ".join(f"{variable}: {shown[colour]};" for colour, variable in VARIABLES.items())
-        for shown in (dict(zip(VARIABLES, VARIABLES, strict=True)), _DARK)
+        " ".join(f"{variable}: {shown.get(colour, colour)};" for colour, variable in VARIABLES.items())
+        for shown in (_LIGHT, _DARK)
     )
     return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
 

@@ -368,12 +368,12 @@ class Shapes(Cases):
 
     # The numbers that make a picture stand for it, so that nothing needs to be drawn to tell two data sets apart.
 
-    def image_digest(self, index: int) -> str:
+    def image_digest(self, index: int, case: Case | None = None) -> str:
         """A hash of what makes the image; readers, modes and jitter do not."""
         made = (len(self.classes), self.size, self.noise, self.per_patient, self.seed, range(len(self))[index])
         return digest("shapes", _VERSION, *map(str, made))
 
-    def digest(self, index: int) -> str:
+    def digest(self, index: int, case: Case | None = None) -> str:
         """A hash of what makes the case."""
         return digest(self.image_digest(index), *map(str, (self.modes, self.readers, self.jitter)))
 

@@ -5,29 +5,46 @@ from __future__ import annotations
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ambiseg._util.progress import progress
 from ambiseg._util.text import count
-from ambiseg.data.case import Case, Cases, digest
+from ambiseg.data.case import Case, Cases, Decoded, digest, smallest_unsigned
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.sets.folder.labels import Convention, Values, by_value, declared_convention, observed_convention
+from ambiseg.data.sets.folder.labels import (
+    Convention,
+    Numbers,
+    Values,
+    by_value,
+    declared_convention,
+    observe,
+    observed_convention,
+)
 from ambiseg.data.sets.folder.layout import Entry, Listing, MaskFile, list_folder
 from ambiseg.data.sets.folder.manifest import find_manifest, list_manifest
 from ambiseg.data.sets.folder.settings import Labels, Settings, Target
 from ambiseg.io.errors import FileError, Problem
 from ambiseg.io.formats import format_of
 from ambiseg.io.open import open_source
-from ambiseg.io.source import ReadOptions, Source
+from ambiseg.io.source import ReadOptions, Source, grid_distance
 
 _BUDGET = 512 << 20  # bytes of decoded volumes that are kept; those of the case at hand are, whatever they take
 _STACKS = ("TIFF", "NumPy", "NIfTI", "DICOM")  # files that may hold several slices
 _FIRST = 25  # images that tell the checker what is usual
+
+
+class _Place(NamedTuple):
+    """One case: a slice of an image."""
+
+    entry: Entry
+    slice: int
+    name: str
 
 
 class Folder(Cases):
@@ -36,9 +53,11 @@ class Folder(Cases):
         data/images/a.png   data/masks/Ann/a.png   data/masks/Bob/a.png   …
 
     A reader may be missing on some images. A volume's slices are cases of their own, with one patient. Void is a
-    property of the pixel: it counts nowhere if any reader called it void. Files are listed at once and read when a
-    case is asked for; if neither ``labels`` nor ``classes`` says what the masks hold, all masks are looked through
-    once, when that is first needed.
+    property of the pixel: it counts nowhere if any reader called it void.
+
+    Files are listed at once; volumes are opened when the number of cases is needed, and pictures when a case is read.
+    If neither ``labels`` nor ``classes`` says what the masks hold, all masks are looked through when that is first
+    needed. :meth:`decode` learns all that on its way, so that it opens every file once.
 
     Args:
         root: a folder with ``images/`` and ``masks/``, one with a manifest, or the manifest.
@@ -110,7 +129,6 @@ class Folder(Cases):
         self._take(listing)
 
     def _take(self, listing: Listing) -> None:
-        """Cases from the listing: one for a picture, one for each slice of a volume."""
         skip = self.settings.missing == "skip"
         for problem in listing.problems:
             if not (skip and problem.code == "E101"):
@@ -125,21 +143,7 @@ class Folder(Cases):
                 Problem("E008", str(bare.image), f"expected a split for all cases or none, found {some} without")
             )
         self._most = 1 + max((len(entry.masks) for entry in self.entries), default=0)  # files of one case
-        self._cases: list[tuple[int, int]] = []  # entry, slice
-        names: list[str] = []
-        for number, entry in enumerate(progress(self.entries, len(self.entries), "listing", self._quiet)):
-            try:
-                kept, total = self._slices(entry)
-            except FileError as refused:
-                self._report(refused.problem)
-                continue
-            digits = max(3, len(str(total - 1)))
-            self._cases += [(number, k) for k in kept]
-            names += [entry.name if total == 1 else f"{entry.name}#{k:0{digits}}" for k in kept]
-        self.names = names
-        self.patients = [self._patient(self.entries[number]) for number, _ in self._cases]
-        declared = [self.entries[number].split for number, _ in self._cases]
-        self.declared = [split for split in declared if split] if all(declared) and declared else None
+        self._patient_of = {entry.name: self._patient(entry) for entry in self.entries}
 
     def _report(self, problem: Problem) -> None:
         if self._strict and problem.severity == "error":
@@ -154,22 +158,44 @@ class Folder(Cases):
             self._report(Problem("E009", str(entry.image), message))
         return entry.patient or entry.name
 
-    def _slices(self, entry: Entry) -> tuple[list[int], int]:
-        """Which slices of an image are cases, and how many it has."""
-        image = self._grid(entry)
-        if image is None:
-            return [0], 1  # a picture, and nothing was opened to know it
-        every = list(range(image.slices))
-        if self.settings.slices != "marked" or image.slices == 1:
-            return every, image.slices
-        marked = np.zeros(image.slices, bool)
-        for mask in entry.masks:
-            source = self._open(mask.path, mask=True, like=image)
-            for k in range(min(source.slices, image.slices)):
-                marked[k] |= bool((source.read(k) != 0).any())
-        return [k for k in every if marked[k]], image.slices
+    def _slices(self, entry: Entry, image: Source | None) -> list[_Place]:
+        """The cases of one entry: one for a picture (which need not be opened for this), one per slice of a volume."""
+        if image is None or image.slices == 1:
+            return [_Place(entry, 0, entry.name)]
+        kept = np.ones(image.slices, bool)
+        if self.settings.slices == "marked":
+            kept[:] = False
+            for mask in entry.masks:
+                source = self._open(mask.path, mask=True, like=image)
+                for k in range(min(source.slices, image.slices)):
+                    kept[k] |= bool((source.read(k) != 0).any())
+        digits = max(3, len(str(image.slices - 1)))
+        return [_Place(entry, k, f"{entry.name}#{k:0{digits}}") for k in np.flatnonzero(kept).tolist()]
 
-    # -- what is known without reading a pixel, or after looking at one image or through the masks ---------------------
+    # -- what is known after opening the volumes, one image, or all masks ----------------------------------------------
+
+    @cached_property
+    def _places(self) -> list[_Place]:
+        found: list[_Place] = []
+        for entry in progress(self.entries, len(self.entries), "listing", self._quiet):
+            try:
+                found += self._slices(entry, self._grid(entry))
+            except FileError as refused:
+                self._report(refused.problem)
+        return found
+
+    @cached_property
+    def names(self) -> list[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return [place.name for place in self._places]
+
+    @cached_property
+    def patients(self) -> list[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return [self._patient_of[place.entry.name] for place in self._places]
+
+    @cached_property
+    def declared(self) -> list[str] | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        parts = [place.entry.split for place in self._places]
+        return [part for part in parts if part] if all(parts) and parts else None
 
     @cached_property
     def convention(self) -> Convention:
@@ -178,39 +204,25 @@ class Folder(Cases):
         if declared is not None:
             return declared
         self.seen = seen = Values()
-        for path, mask in progress(self._raw_masks(), self._mask_count, "looking through the masks", self._quiet):
-            try:
-                seen.add(mask, path)
-            except FileError:
-                if self._strict:
-                    raise  # the checker meets it again, and reports it with the case
+        for place in progress(self._places, len(self._places), "looking through the masks", self._quiet):
+            for mask in place.entry.masks:
+                try:
+                    source = self._open(mask.path, mask=True, like=self._grid(place.entry))
+                    if source.format == "JPEG":
+                        raise _lossy(mask.path)
+                    seen.add(source.read(min(place.slice, source.slices - 1)), mask.path)
+                except FileError:
+                    if self._strict:
+                        raise  # the checker meets it again, and reports it with the case
         try:
             return observed_convention(seen, self.settings)
         except FileError as refused:
             self._report(refused.problem)
             return by_value(seen)  # so that the checker can go on
 
-    @property
-    def _mask_count(self) -> int:
-        return sum(len(self.entries[number].masks) for number, _ in self._cases)
-
-    def _raw_masks(self) -> Iterator[tuple[Path, np.ndarray]]:
-        for number, k in self._cases:
-            entry = self.entries[number]
-            for mask in entry.masks:
-                try:
-                    source = self._open(mask.path, mask=True, like=self._grid(entry))
-                    if source.format == "JPEG":
-                        raise _lossy(mask.path)
-                    yield mask.path, source.read(min(k, source.slices - 1))
-                except FileError:
-                    if self._strict:
-                        raise
-
     def _grid(self, entry: Entry) -> Source | None:
         """The image, if it may hold several slices or have a place in space: those of its masks must be the same."""
-        stack = entry.image.is_dir() or format_of(entry.image) in _STACKS
-        return self._open(entry.image) if stack else None
+        return self._open(entry.image) if _may_be_stack(entry.image) else None
 
     @cached_property
     def classes(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -227,9 +239,9 @@ class Folder(Cases):
         The checker is to say which image is unlike the others, so to it the commonest kind among the first ones counts.
         """
         kinds: dict[tuple[int, np.dtype], list[str]] = {}  # names of the images of each
-        for number in list(dict.fromkeys(number for number, _ in self._cases))[: 1 if self._strict else _FIRST]:
+        for entry in self.entries[: 1 if self._strict else _FIRST]:
             try:
-                source = self._open(self.entries[number].image)
+                source = self._open(entry.image)
                 kinds.setdefault((source.channels, source.dtype), []).append(source.path.name)
             except FileError:
                 if self._strict:
@@ -246,52 +258,112 @@ class Folder(Cases):
         return self.settings.intensity or Intensity.for_dtype(self._first[2])
 
     def state(self) -> str:
-        """Of the settings, and of names, sizes and times of all files; no file is read."""
-        parts = [repr(sorted(self.settings.as_dict().items()))]
+        """Of the settings, and of paths, sizes and times of all files; no file is opened."""
+        parts = [self.title, repr(sorted(self.settings.as_dict().items()))]
         for entry in self.entries:
             for path in (entry.image, *(mask.path for mask in entry.masks)):
                 files = sorted(path.iterdir()) if path.is_dir() else [path]
-                parts += [f"{file.name} {(about := file.stat()).st_size} {about.st_mtime_ns}" for file in files]
+                parts += [f"{file.absolute()} {(about := file.stat()).st_size} {about.st_mtime_ns}" for file in files]
             parts += [entry.name, str(entry.patient), str(entry.split)]
             parts += [f"{mask.reader} {mask.weight}" for mask in entry.masks]
         return digest(*parts)
 
     def file_of(self, index: int, reader: str | None = None) -> Path:
         """Where a case's image is, or the mask of one of its readers."""
-        entry = self.entries[self._cases[index][0]]
+        entry = self._places[index].entry
         return next((mask.path for mask in entry.masks if mask.reader == reader), entry.image)
 
     def readers_of(self, index: int) -> list[str]:
         """Who drew a mask of this case, readable or not."""
-        return [mask.reader for mask in self.entries[self._cases[index][0]].masks]
+        return [mask.reader for mask in self._places[index].entry.masks]
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: int) -> Case:
-        case, problems = self.read(index)
-        for problem in problems:
-            if problem.severity == "error":
-                raise FileError(problem)
-        assert case is not None
-        return case
+        return _unless_errors(*self.read(index))
 
     def read(self, index: int) -> tuple[Case | None, list[Problem]]:
         """One case from as many of its files as can be read, and what is wrong with the others."""
-        number, k = self._cases[index]
-        entry = self.entries[number]
-        problems: list[Problem] = []
+        place = self._places[index]
         try:
-            source = self._open(entry.image)
-            problems += source.notes if k == 0 else ()
-            image = self._image(source, k)
+            source = self._open(place.entry.image)
         except FileError as refused:
             return None, [refused.problem]
+        return self._read(place, source, self.convention)
+
+    @property
+    def expected(self) -> int:
+        return len(self.entries)
+
+    def decode(self, start: int = 0) -> Iterator[Decoded]:
+        """Every file is opened once. Tables hold the numbers of the masks until they are settled, unless declared."""
+        convention = declared_convention(self.settings)
+        number = 0
+        for entry in self.entries:
+            stack = _may_be_stack(entry.image)
+            if number < start and not stack:
+                number += 1
+                continue
+            source = self._open(entry.image)
+            if entry is self.entries[0]:
+                self._first = source.path.name, source.channels, source.dtype
+            for place in self._slices(entry, source if stack else None):
+                number += 1
+                if number <= start:
+                    continue
+                observed: dict[str, Numbers] | None = {} if convention is None else None
+                case = _unless_errors(*self._read(place, source, convention, observed))
+                whole = "" if convention is None else case.digest
+                yield Decoded(case, case.image_digest, whole, entry.split, observed=observed)
+
+    def settle(self, observed: Sequence[Any]) -> None:
+        """The convention of all masks, from the numbers that :meth:`decode` found in each."""
+        if None in observed:
+            return
+        masks = [(path, numbers) for case in map(_numbers, observed) for path, numbers in case.items()]
+        seen = Values()
+        for path, numbers in masks:
+            seen.count(numbers, Path(path))
+        self.convention = observed_convention(seen, self.settings)
+        for path, numbers in masks:
+            self.convention.check(numbers, Path(path))
+
+    def settled(self, case: Case, observed: Any) -> Case:
+        # A convention that was found out keeps the order of numbers, so that regions stay as they are numbered.
+        table = case.table.astype(np.int64)
+        rows = np.ones(len(table), bool) if case.void is None else ~case.void
+        for m, numbers in enumerate(_numbers(observed).values()):
+            if numbers is not None:
+                table[rows, m] = self.convention.translated(table[rows, m])
+        return replace(case, table=table.astype(smallest_unsigned(table.max() + 1)))
+
+    def _read(
+        self,
+        place: _Place,
+        source: Source,
+        convention: Convention | None,
+        observed: dict[str, Numbers] | None = None,
+    ) -> tuple[Case | None, list[Problem]]:
+        """``observed`` takes the numbers in each mask where there is no convention yet."""
+        entry, k, name = place
+        problems: list[Problem] = [*source.notes] if k == 0 else []
+        try:
+            image = self._image(source, k)
+        except FileError as refused:
+            return None, [*problems, refused.problem]
         labels: list[np.ndarray] = []
         voids: list[np.ndarray] = []
         readers: list[MaskFile] = []
         for mask in entry.masks:
             try:
-                ids, void = self._mask(mask, source, k)
+                values = self._mask(mask, source, k, lossy=convention is not None and convention.kind == "threshold")
+                if convention is not None:
+                    ids, void = convention(values, mask.path)
+                else:
+                    ids, numbers = observe(values, mask.path)
+                    void = None if numbers is None or self.settings.void not in numbers else ids == self.settings.void
+                    assert observed is not None
+                    observed[str(mask.path)] = numbers
             except FileError as refused:
                 problems.append(refused.problem)
                 continue
@@ -303,7 +375,7 @@ class Folder(Cases):
         stack, valid = np.stack(labels), None
         if voids:
             valid = ~np.any(voids, axis=0)
-            stack = stack * valid  # whatever others called a void pixel makes no region of its own
+            stack = stack * valid  # what others called a void pixel makes no region of its own
             if not valid.any():
                 problems.append(
                     Problem("W311", str(entry.image), "expected a pixel that counts, found that all are void")
@@ -312,8 +384,8 @@ class Folder(Cases):
         case = Case.of(
             image,
             stack,
-            name=self.names[index],
-            patient=self.patients[index],
+            name=name,
+            patient=self._patient_of[entry.name],
             readers=[reader.reader for reader in readers],
             weights=None if all(w is None for w in weights) else np.array([1.0 if w is None else w for w in weights]),
             valid=valid,
@@ -346,20 +418,19 @@ class Folder(Cases):
             )
         return image
 
-    def _mask(self, mask: MaskFile, image: Source, k: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def _mask(self, mask: MaskFile, image: Source, k: int, lossy: bool) -> np.ndarray:
+        """One mask as its file has it, on the grid of its image."""
         source = self._open(mask.path, mask=True, like=image)
-        if source.format == "JPEG" and self.convention.kind != "threshold":
+        if source.format == "JPEG" and not lossy:
             raise _lossy(mask.path)
         if (source.slices, *source.size) != (image.slices, *image.size):
             message = f"expected {image.form} as its image {image.path.name}, found {source.form}"
             raise FileError.of("E301", mask.path, message, self._size_advice(image, source))
         if image.affine is not None and source.affine is not None and self.settings.geometry != "ignore":
-            from ambiseg.io.source import grid_distance
-
             if (miss := grid_distance(image, source)) is not None:
                 message = f"expected the grid of {image.path.name}, found corners {miss:.3g} mm away from its own"
                 raise FileError.of("E302", mask.path, message)
-        return self.convention(source.read(k), mask.path)
+        return source.read(k)
 
     def _size_advice(self, image: Source, mask: Source) -> str:
         if image.size == mask.size[::-1] and image.slices == mask.slices:
@@ -378,7 +449,7 @@ class Folder(Cases):
         if key in self._sources:
             self._sources.move_to_end(key)
             return self._sources[key]
-        how = ReadOptions(
+        options = ReadOptions(
             mask=mask,
             coloured=self.settings.colours is not None,
             axes=self.settings.axes,
@@ -386,7 +457,7 @@ class Folder(Cases):
             like=like,
             geometry=self.settings.geometry != "ignore",
         )
-        source = open_source(path, how)
+        source = open_source(path, options)
         if source.slices > 1:
             self._sources[key] = source
             self._kept += source.nbytes
@@ -402,3 +473,20 @@ class Folder(Cases):
 
 def _lossy(path: Path) -> FileError:
     return FileError.of("E205", path, "expected a mask without loss, found JPEG, whose values are not class ids")
+
+
+def _may_be_stack(path: Path) -> bool:
+    return path.is_dir() or format_of(path) in _STACKS
+
+
+def _unless_errors(case: Case | None, problems: Iterable[Problem]) -> Case:
+    for problem in problems:
+        if problem.severity == "error":
+            raise FileError(problem)
+    assert case is not None
+    return case
+
+
+def _numbers(observed: Mapping[str, Mapping[str, int] | None]) -> dict[str, Numbers]:
+    """The numbers of one case's masks by file, as a JSON object has them."""
+    return {path: numbers and {int(n): pixels for n, pixels in numbers.items()} for path, numbers in observed.items()}

@@ -1,4 +1,4 @@
-"""What the numbers or colours in mask files mean: one convention for a whole data set, from file to class ids."""
+"""What the numbers or colours in mask files mean: one convention per data set, from file to class ids."""
 
 from __future__ import annotations
 
@@ -19,6 +19,26 @@ _NONE = 1 << 16  # in a table of targets: a value that has no meaning
 _VOID = _NONE + 1
 
 
+Numbers = Mapping[int, int] | None  # of one mask: pixels of each number; None for one bit per pixel, which has 0 and 1
+
+
+def observe(mask: np.ndarray, path: Path) -> tuple[np.ndarray, Numbers]:
+    """Numbers ``[H, W]`` of a mask ``[C, H, W]`` as its file has it, and how many pixels have each.
+
+    Raises ``DataError`` if the mask cannot hold class ids.
+    """
+    grey = _one_channel(mask, path)
+    if grey.dtype == np.bool_:
+        return grey.astype(np.uint8), None
+    grey = _whole(grey, path)
+    found = distinct(grey)
+    if len(found) and found[-1] < 1 << 16:
+        pixels = np.bincount(grey.reshape(-1).astype(np.intp, copy=False))[found]
+    else:
+        found, pixels = np.unique(grey, return_counts=True)
+    return grey, dict(zip(found.tolist(), pixels.tolist(), strict=True))
+
+
 @dataclass
 class Values:
     """What is in the mask files of a data set: which numbers, and a file that holds each.
@@ -31,22 +51,23 @@ class Values:
 
     numbers: dict[int, Path] = field(default_factory=dict)
     masks: Counter[int] = field(default_factory=Counter)  # that hold each number
-    bits: bool = False  # some files have one bit a pixel, which is 0 and 1 under every convention
-    colours: Counter[int] = field(default_factory=Counter)  # pixels of each 24-bit colour, of masks that are no grey
+    bits: bool = False  # some files have one bit per pixel, which is 0 and 1 under every convention
+    colours: Counter[int] = field(default_factory=Counter)  # pixels of each 24-bit colour, of masks that are not grey
 
     def add(self, mask: np.ndarray, path: Path) -> None:
         """Look at one mask ``[C, H, W]`` as its file has it. Raises ``DataError`` if it cannot hold class ids."""
         try:
-            grey = _one_channel(mask, path)
+            self.count(observe(mask, path)[1], path)
         except FileError:
             if len(mask) == 3 and mask.dtype == np.uint8 and len(self.colours) <= MOST:
                 found, pixels = np.unique(_codes(mask), return_counts=True)
                 self.colours.update(dict(zip(found.tolist(), pixels.tolist(), strict=True)))
             raise
-        if grey.dtype == np.bool_:
-            self.bits = True
-            return
-        for number in distinct(_whole(grey, path)).tolist():
+
+    def count(self, numbers: Numbers, path: Path) -> None:
+        """Add one mask by its numbers."""
+        self.bits |= numbers is None
+        for number in numbers or ():
             self.numbers.setdefault(number, path)
             self.masks[number] += 1
 
@@ -106,11 +127,7 @@ class Convention:
         found = distinct(values)
         targets = np.array([self._target(int(value)) for value in found])
         if (targets == _NONE).any():
-            wrong = [int(value) for value in found[targets == _NONE]]
-            pixels = int(np.isin(values, wrong).sum())
-            noun = "value" if len(wrong) == 1 else "values"
-            found_text = f"{noun} {some(wrong)} in {count(pixels, 'pixel')}"
-            raise FileError.of("E303", path, f"expected {self.text}, found {found_text}", self._advice(set(wrong)))
+            self.check({int(value): int((values == value).sum()) for value in found}, path)
         if len(found) and found[-1] < 1 << 16:
             table = np.zeros(int(found[-1]) + 1, np.uint32)
             table[found] = targets
@@ -118,6 +135,18 @@ class Convention:
         else:
             ids = targets[np.searchsorted(found, values)]
         return _without_void(ids, len(self.classes))
+
+    def check(self, numbers: Numbers, path: Path) -> None:
+        """Raise ``DataError`` if a mask holds a number that has no meaning under this convention."""
+        wrong = [number for number in sorted(numbers or ()) if self._target(number) == _NONE]
+        if numbers and wrong:
+            noun = "value" if len(wrong) == 1 else "values"
+            found = f"{noun} {some(wrong)} in {count(sum(numbers[number] for number in wrong), 'pixel')}"
+            raise FileError.of("E303", path, f"expected {self.text}, found {found}", self._advice(set(wrong)))
+
+    def translated(self, column: np.ndarray) -> np.ndarray:
+        """Class ids of a table's column of numbers, none of which is void."""
+        return np.array([self._target(int(number)) for number in column], np.int64)
 
     def _from_colours(self, mask: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
         if mask.shape[0] != 3 or mask.dtype != np.uint8:
@@ -177,8 +206,8 @@ def declared_convention(settings: Settings) -> Convention | None:
 def observed_convention(seen: Values, settings: Settings) -> Convention:
     """The convention of masks that hold the values ``seen``, all masks of the data set together.
 
-    Binary if there is 255 and nothing but 0 besides; class ids otherwise, of which there are as many as the largest
-    says. That is refused where it would be far-fetched: more than ``MOST`` classes, or most of them never marked.
+    Binary if there is 255 and nothing but 0 besides; class ids otherwise, up to the largest. Class ids are refused
+    where they are unlikely: more than ``MOST`` classes, or most of them never marked.
 
     >>> seen = Values({0: Path("a.png"), 255: Path("b.png")})
     >>> observed_convention(seen, Settings()).kind
@@ -243,8 +272,8 @@ def _one_channel(mask: np.ndarray, path: Path) -> np.ndarray:
         common = [int(code) for code in codes[np.argsort(-pixels, kind="stable")]]
         colours = [f"#{code >> 32:02x}{code >> 16 & 0xFFFF:02x}{code & 0xFFFF:02x}" for code in common]
         found = f"found {count(int(tinted.sum()), 'pixel')} in colour: {some(colours, 4)}"
-        raise FileError.of("E307", path, f"expected one number a pixel, {found}")
-    raise FileError.of("E305", path, f"expected one number a pixel, found {mask.shape[0]}")
+        raise FileError.of("E307", path, f"expected one number per pixel, {found}")
+    raise FileError.of("E305", path, f"expected one number per pixel, found {mask.shape[0]}")
 
 
 def _codes(mask: np.ndarray) -> np.ndarray:

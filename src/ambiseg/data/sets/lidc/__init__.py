@@ -183,7 +183,7 @@ def prepare(
 
 def _with_parts(cases: Crops) -> Crops:
     """The pickle has no parts of its own; the paper's are declared, so that a run without further ado is on them."""
-    from ambiseg.data.released import mose_parts
+    from ambiseg.data.sets.lidc.released import mose_parts
 
     cases.options = replace(cases.options, split="mose")
     cases.declared = mose_parts(cases)

@@ -89,7 +89,7 @@ class Crops(Cases):
 
     def _parts(self) -> list[str] | None:
         if self.options.split == "mose":
-            from ambiseg.data.released import mose_parts
+            from ambiseg.data.sets.lidc.released import mose_parts
 
             return mose_parts(self)
         parts = [entry.part for entry in self.entries]

@@ -108,13 +108,13 @@ class Nodules(Cases):
         """Hash of what images are made of: the packed file, the simulation's version, size and spacing."""
         return digest(hashlib.sha256(outlines.PACKED.read_bytes()).hexdigest(), *self._settings())
 
-    def image_digest(self, index: int) -> str:
+    def image_digest(self, index: int, case: Case | None = None) -> str:
         """Hash of what the image is made of. Of its pixels it would differ where machines round differently."""
         nodule = self._nodules[index]
         drawn = [part for mark in nodule.marks for part in (mark.ratings, *_drawn(mark.outlines))]
         return digest(self.names[index], np.array([nodule.spacing, nodule.thickness]), *drawn, *self._settings())
 
-    def digest(self, index: int) -> str:
+    def digest(self, index: int, case: Case | None = None) -> str:
         """Hash of what the case is made of."""
         return digest(self.image_digest(index), self.patients[index])
 

@@ -1,4 +1,4 @@
-"""A trained model's evaluation as Lightning runs it: one process or many, which find the same numbers."""
+"""The loop over the batches of a part, run by Lightning in one process or several with the same numbers."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from ambiseg._util.errors import ConfigError
 from ambiseg._util.processes import quiet_lightning
 from ambiseg.data.loader import Batch
 from ambiseg.data.module import DataModule
-from ambiseg.evaluation.scoring import Rules, Scored, score_batch, settings_of
+from ambiseg.evaluation.scoring import ScoredCase, ScoringRules, score_batch
 from ambiseg.methods.base import Method
+from ambiseg.methods.drawing import Form, settings_of
 
 
-class Part(DataModule):
-    """A data set of which one part is tested on, whatever its name."""
+class PartData(DataModule):
+    """A data set whose part ``part`` is what Lightning tests on."""
 
     def __init__(self, *args: Any, part: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.part = part
-        self.allow_zero_length_dataloader_with_multiple_devices = True  # fewer batches than processes is no mistake
+        self.allow_zero_length_dataloader_with_multiple_devices = True  # fewer batches than processes
 
     def test_dataloader(self) -> Any:
         return self.part_dataloader(self.part)
 
 
-class Scoring(pl.LightningModule):
-    """Scores the batches of this process, and keeps them by their number among those of all processes."""
+class ScoringModule(pl.LightningModule):
+    """Scores the batches of this process. ``scored`` has them by their number among the batches of all processes."""
 
     def __init__(
         self,
         model: Method,
-        rules: Rules,
+        rules: ScoringRules,
         forms: Sequence[str],
         samples: Sequence[int],
         seed: int,
@@ -45,23 +46,25 @@ class Scoring(pl.LightningModule):
         super().__init__()
         self.model, self.rules, self.forms, self.samples, self.seed = model, rules, forms, samples, seed
         self.threads, self.report = threads, report
-        self.scored: dict[int, list[Scored]] = {}
-        self.settings: list[tuple[str, int]] = []
+        self.scored: dict[int, list[ScoredCase]] = {}
+        self.settings: list[tuple[Form, int]] = []
 
     def on_test_start(self) -> None:
-        # Lightning divides the cores among the processes it starts, and sums may depend on the number of threads.
+        # Lightning divides the cores among its processes, and sums may depend on the number of threads.
         torch.set_num_threads(self.threads)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         predictive = self.model.predict(batch.images)
         self.settings = settings_of(predictive, self.forms, self.samples)
-        number = batch_idx * self.trainer.world_size + self.trainer.global_rank  # as Tickets deals batches out
+        number = batch_idx * self.trainer.world_size + self.trainer.global_rank  # as BatchSampler deals batches out
         self.scored[number] = score_batch(predictive, batch, self.rules, self.forms, self.samples, self.seed)
         self.report(batch_idx + 1, int(sum(self.trainer.num_test_batches)))
 
 
-def score(scoring: Scoring, data: DataModule, **devices: Any) -> tuple[list[Scored], list[tuple[str, int]]]:
-    """Scores of all images in the order of the part, and the settings they are of; the same in every process."""
+def score_part(
+    scoring: ScoringModule, data: PartData, **devices: Any
+) -> tuple[list[ScoredCase], list[tuple[Form, int]]]:
+    """Scores of all images in the order of the part, and their settings; the same in every process."""
     threads = torch.get_num_threads()
     try:
         with quiet_lightning():
@@ -70,7 +73,7 @@ def score(scoring: Scoring, data: DataModule, **devices: Any) -> tuple[list[Scor
             found = [(scoring.scored, scoring.settings)]
             if trainer.world_size > 1:
                 found = [found[0]] * trainer.world_size
-                # After the loop, not in its last hook, which a process without a batch does not reach.
+                # After the loop: a process without a batch does not reach its last hook.
                 torch.distributed.all_gather_object(found, (scoring.scored, scoring.settings))
     finally:
         torch.set_num_threads(threads)
