@@ -107,7 +107,7 @@ def test_masks_are_those_of_the_model_itself(tiny_run, picture):
     theirs = truth.compact(3, torch.Generator().manual_seed(5))
     drawn = ours.masks.labels[0, [draw.mask for draw in ours.draws]]
     assert (drawn != theirs.labels[0]).float().mean() < 1e-4
-    assert torch.allclose(torch.tensor([draw.weight for draw in ours.draws]), theirs.weights[0])
+    assert torch.allclose(torch.tensor([draw.weight for draw in ours.draws]), theirs.mass[0])
     assert torch.allclose(ours.masks.marginal, theirs.marginal, atol=1e-5)  # type: ignore[arg-type]
     assert [draw.stratum for draw in ours.draws] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert ours.strata is not None
@@ -191,7 +191,7 @@ def test_noise_may_enter_before_the_last_features():
     image = noise(1, 18, 22)
     [one] = predict(model, image, merge=False)
     prepared = model.card.prepare(torch.from_numpy(image)[None])
-    theirs = model.predict(prepared).compact(4, torch.Generator().manual_seed(0))
+    theirs = draw_masks(model.predict(prepared), "compact", 12, torch.Generator().manual_seed(0)).masks
     assert torch.equal(one.masks.labels[0, [draw.mask for draw in one.draws]], theirs.labels[0])
     assert torch.allclose(one.masks.marginal, theirs.marginal)  # type: ignore[arg-type]
 
@@ -470,9 +470,8 @@ def test_a_bad_image_among_many_stops_nothing(tmp_path, tiny_run, picture, run_c
 
 
 def test_overview_of_odd_images_and_names():
-    many = {"experts": 11, "classes": 14}
     names = iter(("$\\frac_{$ is text, not mathematics", "名前", "long " * 40, "samples only"))
-    models = fresh(), fresh(**many), fresh(experts=1), dropped_in(Latent)
+    models = fresh(), fresh(experts=11, classes=14), fresh(experts=1), dropped_in(Latent)
     for shape, model in zip([(1, 8, 90), (4, 1, 60, 9), (1, 30, 30), (3, 1, 20, 20)], models, strict=True):
         [one] = predict(model, noise(*shape), samples=3)
         file = io.BytesIO()

@@ -168,17 +168,18 @@ def _print(arguments: argparse.Namespace, rows: list[dict[str, Any]], failures: 
     if arguments.quiet:
         return
     from rich.console import Console
-    from rich.table import Table
+
+    from ambiseg._util.tables import table
 
     console = Console(markup=False)
     if rows:
         strata = [f"{rows[0]['strata']['name']}s"] if rows[0]["strata"] else []
-        table = Table("image", *strata, "masks", "top mask", "entropy", box=None, pad_edge=False, header_style="bold")
+        cells = []
         for row in rows[:_SHOWN]:
             weights = [" ".join(f"{weight:.2f}" for weight in row["strata"]["weights"])] if strata else []
             numbers = str(row["masks"]), f"{row['top_weight']:.3f}", f"{row['mean_entropy']:.4f}"
-            table.add_row(row["name"], *weights, *numbers)
-        console.print(table)
+            cells.append([row["name"], *weights, *numbers])
+        console.print(table(["image", *strata, "masks", "top mask", "entropy"], cells))
     if len(rows) > _SHOWN:
         console.print(f"and {len(rows) - _SHOWN:,} more")
     told = f"{len(rows):,} predicted" + (f", {skipped:,} skipped" if skipped else "")
