@@ -63,9 +63,9 @@ def parser() -> Parser:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """What is to be run, with the --section.key of ``train`` and ``demo`` as ``settings_given``.
 
-    >>> chosen = parse(["train", "--model.experts", "8", "demo", "--quiet"])
+    >>> chosen = parse(["train", "--trainer.epochs", "8", "demo", "--quiet"])
     >>> chosen.recipe, chosen.quiet, chosen.settings_given
-    ('demo', True, ['--model.experts', '8'])
+    ('demo', True, ['--trainer.epochs', '8'])
     """
     given, settings = list(arguments), []
     if given in ([], ["data"]):
