@@ -83,9 +83,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     try:
         return _predict(arguments)
-    except ValueError as error:
-        if not isinstance(error, DataError) and not str(error).startswith("overlap: "):
-            raise
+    except DataError as error:
         raise DataError(_in_shell_words(error)) from None
 
 
@@ -114,11 +112,8 @@ def _predict(arguments: argparse.Namespace) -> int:
     with reporting("predicting", arguments.quiet) as report:
         for i, one in enumerate(todo):
 
-            def progress(done: int, total: int, before: int = i) -> None:
-                if len(todo) == 1:
-                    report(done, total)
-                else:  # images, and how much of this one
-                    report(before + done / total, len(todo))
+            def progress(done: int, total: int, before: int = i) -> None:  # in windows and slices, or in images
+                report(*((done, total) if len(todo) == 1 else (before + done / total, len(todo))))
 
             try:
                 prediction = predictor(predictor.open(one.path, arguments.axes, arguments.axis), one.name, progress)
@@ -173,17 +168,18 @@ def _print(arguments: argparse.Namespace, rows: list[dict[str, Any]], failures: 
     if arguments.quiet:
         return
     from rich.console import Console
-    from rich.table import Table
+
+    from ambiseg._util.tables import table
 
     console = Console(markup=False)
     if rows:
         strata = [f"{rows[0]['strata']['name']}s"] if rows[0]["strata"] else []
-        table = Table("image", *strata, "masks", "top mask", "entropy", box=None, pad_edge=False, header_style="bold")
+        cells = []
         for row in rows[:_SHOWN]:
             weights = [" ".join(f"{weight:.2f}" for weight in row["strata"]["weights"])] if strata else []
             numbers = str(row["masks"]), f"{row['top_weight']:.3f}", f"{row['mean_entropy']:.4f}"
-            table.add_row(row["name"], *weights, *numbers)
-        console.print(table)
+            cells.append([row["name"], *weights, *numbers])
+        console.print(table(["image", *strata, "masks", "top mask", "entropy"], cells))
     if len(rows) > _SHOWN:
         console.print(f"and {len(rows) - _SHOWN:,} more")
     told = f"{len(rows):,} predicted" + (f", {skipped:,} skipped" if skipped else "")

@@ -20,12 +20,12 @@ def open_picture(path: Path, options: ReadOptions) -> Source:
     content = io.BytesIO(path.read_bytes())
     with Image.open(content) as image:
         kind, dpi = str(image.format), image.info.get("dpi")
-        pixels = _read(path, image, content, options)
+        pixels = _read_picture(path, image, content, options)
     channels, height, width = pixels.shape
     return Source(path, kind, 1, (height, width), channels, pixels.dtype, lambda _: pixels, dpi=dpi)
 
 
-def _read(path: Path, image: Any, content: io.BytesIO, options: ReadOptions) -> np.ndarray:
+def _read_picture(path: Path, image: Any, content: io.BytesIO, options: ReadOptions) -> np.ndarray:
     """``[C, H, W]``."""
     from PIL import ImageOps
 

@@ -13,16 +13,12 @@ from ambiseg._util.files import atomic_write
 from ambiseg.io.source import Source
 from ambiseg.viz.colours import heat_colours, label_colours, palette
 
-# Of a picture, and of a stack of slices. DICOM is read only; its stacks keep their geometry as NIfTI.
-SUFFIXES: dict[str, tuple[str, str]] = {
-    "PNG": (".png", ".tif"),
-    "JPEG": (".png", ".tif"),
-    "BMP": (".png", ".tif"),
+# Of a picture, and of a stack of slices; other formats are written as PNG and TIFF. DICOM is read only.
+_SUFFIXES: dict[str, tuple[str, str]] = {
     "TIFF": (".tif", ".tif"),
     "NumPy": (".npy", ".npy"),
     "NIfTI": (".nii.gz", ".nii.gz"),
     "DICOM": (".png", ".nii.gz"),
-    "array": (".png", ".tif"),
 }
 # Georeferencing of a TIFF: pixel scale, tie points, transformation, and the three directories of GeoTIFF
 _GEOGRAPHIC = (33550, 33922, 34264, 34735, 34736, 34737)
@@ -35,7 +31,7 @@ def suffix_for(source: Source) -> str:
     >>> suffix_for(Source(Path("a.jpg"), "JPEG", 1, (4, 6), 1, np.dtype("u1"), read))
     '.png'
     """
-    picture, stack = SUFFIXES[source.format if source.format in SUFFIXES else "PNG"]
+    picture, stack = _SUFFIXES.get(source.format, (".png", ".tif"))
     if source.slices == 1:
         return picture
     return ".tif" if stack == ".nii.gz" and source.affine is None else stack  # no position in space

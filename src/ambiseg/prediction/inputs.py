@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +21,7 @@ from ambiseg.io.formats import FORMATS, UNREAD, format_of, stem_of, suffix_of
 from ambiseg.io.source import Source
 
 
-@dataclass(frozen=True)
-class Input:
+class Input(NamedTuple):
     """One image to predict; its results go into a folder of its name."""
 
     name: str
@@ -53,18 +52,15 @@ def find_inputs(
     for given in map(Path, paths):
         if not given.exists():
             raise FileError.of("E001", given, "expected an image or a folder of images, found nothing of that name")
-        whole = Path(os.path.abspath(given))
+        inside, top = [given], Path(os.path.abspath(given))
         if given.is_dir():
             inside = list(_walk(given, dicom, None if skip is None else os.path.realpath(skip)))
-            if not inside:
-                held = some(sorted(p.name for p in given.iterdir())) or "an empty folder"
-                raise FileError.of("E003", given, f"expected images ({' '.join(FORMATS)}), found {held}")
-            for path in inside:
-                found.setdefault(os.path.realpath(path), (path, whole if path != given else whole.parent))
-        else:
-            found.setdefault(os.path.realpath(given), (given, whole.parent))
-    pairs = list(found.values())
-    return [Input(name, path) for name, (path, _) in zip(_names(pairs), pairs, strict=True)]
+        if not inside:
+            held = some(sorted(p.name for p in given.iterdir())) or "an empty folder"
+            raise FileError.of("E003", given, f"expected images ({' '.join(FORMATS)}), found {held}")
+        for path in inside:
+            found.setdefault(os.path.realpath(path), (path, top.parent if path == given else top))
+    return [Input(name, path) for name, (path, _) in zip(_names(found.values()), found.values(), strict=True)]
 
 
 def _walk(top: Path, dicom: str, skip: str | None) -> Iterator[Path]:
@@ -73,11 +69,8 @@ def _walk(top: Path, dicom: str, skip: str | None) -> Iterator[Path]:
     been: set[str] = set()
     for here, folders, files in os.walk(top, onerror=_closed, followlinks=True):
         been.add(os.path.realpath(here))  # a link to a folder above would never end
-        folders[:] = sorted(
-            f
-            for f in folders
-            if not _hidden(f) and (real := os.path.realpath(Path(here, f))) not in been and real != skip
-        )
+        known = {*been, skip}
+        folders[:] = sorted(f for f in folders if not _hidden(f) and os.path.realpath(Path(here, f)) not in known)
         paths = [Path(here, name) for name in sorted(files) if not _hidden(name)]
         kinds = {path: format_of(path) for path in paths}
         if dicom == "series" and "DICOM" in kinds.values():
@@ -97,27 +90,22 @@ def _hidden(name: str) -> bool:
     return name.startswith(".") or name.lower() in IGNORED
 
 
-def _names(pairs: list[tuple[Path, Path]]) -> list[str]:
+def _names(pairs: Iterable[tuple[Path, Path]]) -> list[str]:
     """The shortest names that are unique, also on file systems that ignore case."""
     choices = []
     for path, top in pairs:
         whole = Path(os.path.abspath(path))
         inside = whole.relative_to(top).parent
         stem = whole.name if path.is_dir() else stem_of(whole)
-        choices.append([(inside / stem).as_posix(), (inside / whole.name).as_posix(), "/".join(whole.parts[-2:])])
-    names = [_composed(choice[0]) for choice in choices]
+        forms = (inside / stem).as_posix(), (inside / whole.name).as_posix(), "/".join(whole.parts[-2:])
+        choices.append([unicodedata.normalize("NFC", form).lstrip("./") or "image" for form in forms])
+    names = [choice[0] for choice in choices]
     for longer in (1, 2):
         for i in _clashing(names):
-            names[i] = _composed(choices[i][longer])
-    taken: Counter[str] = Counter()
-    for i in _clashing(names):  # the same folder and file name in two places: numbered
-        taken[names[i].casefold()] += 1
-        names[i] += f"-{taken[names[i].casefold()]}"
+            names[i] = choices[i][longer]
+    for number, i in enumerate(_clashing(names), 1):  # the same folder and file name in two places
+        names[i] += f"-{number}"
     return names
-
-
-def _composed(name: str) -> str:
-    return unicodedata.normalize("NFC", name).lstrip("./") or "image"
 
 
 def _clashing(names: list[str]) -> list[int]:

@@ -88,16 +88,16 @@ class Predictor:
         if self.method.incoherent and (windows or source.slices > 1):
             found = f"{source.form} in windows (window=0 takes it whole)" if windows else source.form
             raise DataError(f"{source.path}: expected one image taken whole, found {found}: {self.method.incoherent}")
+        slices = _Slices(self, source, windows, progress)
         with evaluation(self.method), _fits(source):
-            return self._predict(
-                _Slices(self, source, windows, progress), stem_of(source.path) if name is None else name
-            )
+            return self._predict(slices, stem_of(source.path) if name is None else name)
 
     def _predict(self, slices: _Slices, name: str) -> Prediction:
         source, C = slices.source, self.method.classes
         first, weights = slices.weighted()
         noise = self._noise(first)
         centre = first.centre_noise() if isinstance(first, Stratified) else None
+        slices.expect(first.passes(noise.count) + (first.passes(centre.count) if centre else 0))
         del first  # of a large volume, its features are computed again
         shape, dtype = (source.slices, *source.size), label_dtype(C)
         labels, marginal = torch.empty(noise.count, *shape, dtype=dtype), torch.empty(C, *shape)
@@ -120,9 +120,8 @@ class Predictor:
         merged = torch.zeros(len(order), dtype=torch.float64).index_add_(0, groups, mass.double())
         masks = MaskDistribution(labels[order][None], merged[None].float(), marginal=marginal[None])
         drawn_from = [None] * noise.count if noise.strata is None else noise.strata[0].tolist()
-        strata = None
-        if weights is not None:
-            strata = Strata(self.method.stratum or "stratum", weights.mean(0), centres, weights)
+        about = self.method.stratum or "stratum"
+        strata = None if weights is None else Strata(about, weights.mean(0), centres, weights)
         return Prediction(
             name=name,
             masks=masks,
@@ -159,17 +158,17 @@ class _Slices:
         self.tiles = len(windows[0]) * len(windows[1]) if windows else 1
         self.flat = True
         self._kept: dict[int, Predictive] = {}
-        self._done, self._total = 0, source.slices * self.tiles
+        self._done, self._total, self._steps = 0, source.slices * self.tiles, self.tiles
 
     def weighted(self) -> tuple[Predictive, Tensor | None]:
         """The first slice, with the mean weights of all of them; and the weights ``[D, K]`` of each, if any."""
         first, D = self._compute(0), self.source.slices
+        self._steps = self._done
         keeps = D == 1 or D * held_bytes(first) <= _KEPT
-        if keeps:
+        if keeps or not isinstance(first, Stratified):
             self._kept[0] = first
         if not isinstance(first, Stratified):
             return first, None
-        self._total *= 1 if keeps else 2
         weights = [first.weights]
         for k in range(1, D):
             predictive = self._compute(k)
@@ -177,8 +176,14 @@ class _Slices:
             weights.append(predictive.weights)
             if keeps:
                 self._kept[k] = predictive
+            del predictive  # before the next one takes its memory
         found = torch.cat(weights)
         return first.reweighted(found.mean(0, keepdim=True)), found.cpu()
+
+    def expect(self, passes: int) -> None:
+        """Count what is left to do: slices that were not kept, and passes over all windows to render each slice."""
+        slices = self.source.slices
+        self._total = self._done + (slices - len(self._kept)) * self._steps + slices * passes * self.tiles
 
     def take(self, k: int) -> Predictive:
         """A slice, computed again unless it was kept; asked for once."""
@@ -197,7 +202,6 @@ class _Slices:
 
     def _step(self) -> None:
         self._done += 1
-        self._total = max(self._total, self._done)  # methods that render by windows take more passes than one
         if self.progress is not None:
             self.progress(self._done, self._total)
 
@@ -248,14 +252,11 @@ def _heaviest_first(labels: Tensor, mass: list[float], merge: bool) -> tuple[lis
     keys: list[object] = list(range(len(labels)))
     if merge:
         keys = [hashlib.blake2b(np.ascontiguousarray(one.numpy()).data).digest() for one in labels]
-    first: dict[object, int] = {}
     total: dict[object, float] = {}
-    for i, (key, weight) in enumerate(zip(keys, mass, strict=True)):
-        first.setdefault(key, i)
+    for key, weight in zip(keys, mass, strict=True):
         total[key] = total.get(key, 0.0) + weight
-    ranked = sorted(total, key=lambda key: (-total[key], first[key]))
-    rank = {key: place for place, key in enumerate(ranked)}
-    return [first[key] for key in ranked], torch.tensor([rank[key] for key in keys])
+    ranked = sorted(total, key=lambda key: -total[key])  # stable: of equal weights, the one drawn first
+    return [keys.index(key) for key in ranked], torch.tensor([ranked.index(key) for key in keys])
 
 
 def _device(device: torch.device | str) -> torch.device:

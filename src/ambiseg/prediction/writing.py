@@ -84,7 +84,7 @@ def _fill(prediction: Prediction, folder: Path, overview: bool) -> None:
 
 def _about(prediction: Prediction, masks: list[str], centres: list[str], entropy: str) -> dict[str, Any]:
     source, strata = prediction.source, prediction.strata
-    compact, draws = prediction.form == "compact", len(prediction.draws)
+    compact, draws, spread = prediction.form == "compact", len(prediction.draws), prediction.entropy
     listed, described = [], None
     for i, (file, weight) in enumerate(zip(masks, prediction.masks.mass[0].tolist(), strict=True)):
         by = [k + 1 for k in prediction.strata_of(i)]  # counted from 1, as in file names and reports
@@ -118,11 +118,7 @@ def _about(prediction: Prediction, masks: list[str], centres: list[str], entropy
         "classes": list(prediction.classes),
         "strata": described,
         "masks": listed,
-        "entropy": {
-            "file": entropy,
-            "mean": float(prediction.entropy.mean()),
-            "max": float(prediction.entropy.max()),
-        },
+        "entropy": {"file": entropy, "mean": float(spread.mean()), "max": float(spread.max())},
         "notes": list(prediction.notes),
         "version": __version__,
     }
