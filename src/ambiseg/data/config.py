@@ -24,7 +24,7 @@ from ambiseg.data.sets.street.cityscapes import Cityscapes
 from ambiseg.data.sets.street.flips import Flips
 from ambiseg.data.splits import Split
 from ambiseg.data.store import Store
-from ambiseg.settings import Settings
+from ambiseg.settings import Settings, inline
 
 DATASETS: dict[str, type[Cases]] = {
     "nodules": Nodules,
@@ -38,8 +38,7 @@ DATASETS: dict[str, type[Cases]] = {
 
 NEEDS_ROOT = {"folder", "arrays", "store", "cityscapes", "camvid"}
 
-Positive = Annotated[int, Field(ge=1)]
-Size = Positive | tuple[Positive, Positive] | None
+Size = int | tuple[int, int] | None
 
 
 def _cache(given: Any) -> Any:
@@ -113,6 +112,13 @@ class DataConfig(Settings):
         if name not in DATASETS:
             raise ValueError(f"expected one of {', '.join(DATASETS)}, found {name!r}{did_you_mean(name, DATASETS)}")
         return name
+
+    @field_validator("size", "eval_size")
+    @classmethod
+    def _positive(cls, size: Size) -> Size:
+        if size is not None and min(size if isinstance(size, tuple) else (size,)) < 1:
+            raise ValueError(f"expected at least 1, found {inline(size)}")
+        return size
 
 
 def open_cases(config: DataConfig) -> Cases:

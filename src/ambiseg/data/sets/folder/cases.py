@@ -445,7 +445,7 @@ class Folder(Cases):
         return ""
 
     def _open(self, path: Path, mask: bool = False, like: Source | None = None) -> Source:
-        """A file's header. Volumes are kept, the least used going first, so that slices need not be decoded anew."""
+        """An opened file. What may hold several slices is kept, so that it is decoded once; the least used goes first."""
         key = (path, mask)
         if key in self._sources:
             self._sources.move_to_end(key)
@@ -459,7 +459,7 @@ class Folder(Cases):
             geometry=self.settings.geometry != "ignore",
         )
         source = open_source(path, options)
-        if source.slices > 1:
+        if source.format in _STACKS:
             self._sources[key] = source
             self._kept += source.nbytes
             while self._kept > _BUDGET and len(self._sources) > self._most:
