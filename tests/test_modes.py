@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ambiseg.config import parse
 from ambiseg.data.case import Case, Flip
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.loader import Loader, BatchSpec, Window
+from ambiseg.data.loader import BatchSpec, Loader, Window
 from ambiseg.data.sets.street.flips import Flips, FlipTable
 from ambiseg.evaluation import Evaluation, evaluate
 from ambiseg.evaluation.modes import score_modes, summarise_modes

@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -53,6 +52,7 @@ class Breaking(Listed):
 
     def state(self) -> str:
         return self._state
+
 
 @pytest.mark.parametrize("void", [False, True])
 def test_a_store_holds_what_its_source_holds(tmp_path, void):

@@ -52,20 +52,22 @@ class DataConfig(Settings):
     8
     """
 
-    name: str = Field("nodules", description=f"which data set: {', '.join(DATASETS)}")
-    root: str | None = Field(None, description="where the data are, for data sets that are not part of the package")
+    name: str = Field(default="nodules", description=f"which data set: {', '.join(DATASETS)}")
+    root: str | None = Field(
+        default=None, description="where the data are, for data sets that are not part of the package"
+    )
     options: dict[str, Any] = Field(
         default_factory=dict,
         description="further arguments of the data set, such as {size: 128} for nodules; flips makes data with one "
         "class-id map per image ambiguous",
     )
     extra: str | None = Field(
-        None,
+        default=None,
         description="a folder of another model's predictions that join the images as channels, for data sets that "
         "take them",
     )
     split: str | None = Field(
-        None,
+        default=None,
         description="declared (the owner's), hash (by patient), mose (as released with the paper, for LIDC) or the file "
         "of a saved split; null: declared where the data have one, else hash",
     )
@@ -73,38 +75,43 @@ class DataConfig(Settings):
         default_factory=lambda: {"train": 0.7, "val": 0.1, "test": 0.2},
         description="shares of the patients, for split hash",
     )
-    split_seed: int = Field(0, description="another seed, another split")
+    split_seed: int = Field(default=0, description="another seed, another split")
     intensity: Intensity | None = Field(
-        None, description="how raw values become the network's input; null: as the data set recommends"
+        default=None, description="how raw values become the network's input; null: as the data set recommends"
     )
     size: Size = Field(
-        None, description="height and width of the training window; one number is a square; null: whole images"
+        default=None, description="height and width of the training window; one number is a square; null: whole images"
     )
-    eval_size: Size = Field(None, description="the same for validation and test, always in the middle of the image")
+    eval_size: Size = Field(
+        default=None, description="the same for validation and test, always in the middle of the image"
+    )
     outside: Outside = Field(
-        "reflect", description="pixels beyond the border of an image that is smaller than the window: reflect or void"
+        default="reflect",
+        description="pixels beyond the border of an image that is smaller than the window: reflect or void",
     )
-    augment: Augment = Field(default_factory=Augment, description="random operations on training images")
+    augment: Augment = Field(default=Augment(), description="random operations on training images")
     annotations: AnnotationPolicy = Field(
-        None,
+        default=None,
         description="annotations of a training image: all; random: one, drawn for each batch; once: one, drawn once for "
         "the whole training; the number of one; null: what the method needs",
     )
     fraction: float = Field(
-        1.0,
+        default=1.0,
         gt=0,
         le=1,
         description="train on this part of the training set; whole patients, and a quarter is part of the half",
     )
-    batch_size: int = Field(16, ge=1, description="images per step and process")
-    eval_batch_size: int = Field(32, ge=1, description="images at a time in validation and test")
-    workers: int = Field(0, ge=0, description="processes that load; 0: load in the training process")
+    batch_size: int = Field(default=16, ge=1, description="images per step and process")
+    eval_batch_size: int = Field(default=32, ge=1, description="images at a time in validation and test")
+    workers: int = Field(default=0, ge=0, description="processes that load; 0: load in the training process")
     cache: Annotated[str | None, BeforeValidator(_cache)] = Field(
-        USER,
+        default=USER,
         description="where decoded data are kept: user (the user's cache folder), or the path of another folder; null: "
         "read the source every time",
     )
-    seed: int = Field(0, description="seed of the order, the windows, the augmentation and the annotations drawn")
+    seed: int = Field(
+        default=0, description="seed of the order, the windows, the augmentation and the annotations drawn"
+    )
 
     @field_validator("name")
     @classmethod

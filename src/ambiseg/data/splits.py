@@ -157,9 +157,7 @@ class Split:
         return _divide(cases, Rule(fractions, seed), progress)
 
     @staticmethod
-    def by_patient(
-        cases: Cases, part_of: Mapping[str, str], rule: Rule, progress: Progress | None = None
-    ) -> Split:
+    def by_patient(cases: Cases, part_of: Mapping[str, str], rule: Rule, progress: Progress | None = None) -> Split:
         """The part that ``part_of`` has for each patient; ``rule`` says how these parts were made."""
         return _divide(cases, rule, progress, part_of=part_of)
 

@@ -101,7 +101,9 @@ class CheckResult:
         return json.loads(json.dumps(result), parse_constant=lambda _: None)  # nan is not JSON
 
 
-def check(source: str | os.PathLike[str] | Cases, settings: FolderSettings | None = None, quiet: bool = False) -> CheckResult:
+def check(
+    source: str | os.PathLike[str] | Cases, settings: FolderSettings | None = None, quiet: bool = False
+) -> CheckResult:
     """Read every case of a folder, a manifest or any data set.
 
     Raises ``DataError`` only if there is nothing to read: no such path, no images and masks, settings or a manifest

@@ -108,7 +108,9 @@ class Folder(Cases):
         self._start(Path(root), given.over(settings or FolderSettings()), quiet, strict=True)
 
     @classmethod
-    def tolerant(cls, root: str | os.PathLike[str], settings: FolderSettings | None = None, quiet: bool = False) -> Folder:
+    def tolerant(
+        cls, root: str | os.PathLike[str], settings: FolderSettings | None = None, quiet: bool = False
+    ) -> Folder:
         """The same, but problems are collected in ``problems`` instead of raised: for the checker."""
         folder = cls.__new__(cls)
         folder._start(Path(root), settings or FolderSettings(), quiet, strict=False)
@@ -335,7 +337,7 @@ class Folder(Cases):
         rows = np.ones(len(table), bool) if case.void is None else ~case.void
         for m, (_, numbers) in enumerate(_from_json(observed)):
             if numbers is not None:
-                table[rows, m] = self.convention.translated(table[rows, m])
+                table[rows, m] = self.convention.targets(table[rows, m])
         return replace(case, table=table.astype(smallest_unsigned(table.max() + 1)))
 
     def _read(
@@ -361,10 +363,11 @@ class Folder(Cases):
                 if convention is not None:
                     ids, void = convention(values, mask.path)
                 else:
-                    ids, numbers = observe(values, mask.path)
-                    void = None if numbers is None or self.settings.void not in numbers else ids == self.settings.void
+                    seen = observe(values, mask.path)
+                    ids = np.array(seen.values)[seen.ranks]
+                    void = None if seen.bits or self.settings.void not in seen.values else ids == self.settings.void
                     assert observed is not None
-                    observed.append((str(mask.path), numbers))
+                    observed.append((str(mask.path), seen.numbers))
             except FileError as refused:
                 problems.append(refused.problem)
                 continue
