@@ -142,8 +142,9 @@ class Doubling(Listed):
             case = replace(self[index], table=self[index].table * 2)
             yield Decoded(case, case.image_digest, observed={"most": int(case.table.max())})
 
-    def settle(self, observed: Sequence[Any]) -> None:
+    def settle(self, observed: Sequence[Any]) -> bool:
         self.classes = tuple("abcdefgh"[: max(one["most"] for one in observed) // 2 + 1])
+        return True
 
     def settled(self, case: Case, observed: Any) -> Case:
         assert observed["most"] == case.table.max()
