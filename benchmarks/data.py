@@ -55,16 +55,15 @@ def main() -> None:
 def _step_seconds(store: Store) -> float:
     """One optimisation step of the demo recipe, minimum of several."""
     config = parse([], "demo")
-    model = build_model(config.model, 1, 2).train()
+    model = build_model(config, 1, 2).train()
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimiser = torch.optim.Adam(model.parameters())
-    batch = Loader(store, store.intensity, Window((64, 64)))[
-        next(iter(BatchSampler(range(CASES), BATCH, shuffle=True)))
-    ]
+    spec = next(iter(BatchSampler(range(CASES), BATCH, shuffle=True)))
+    batch = Loader(store, store.intensity, Window((64, 64)))[spec]
 
     def step() -> None:
         optimiser.zero_grad()
-        model.loss(batch.images, batch.annotations, regions=batch.annotations.regions)["total"].backward()
+        model.loss(batch.images, batch.annotations)["total"].backward()
         optimiser.step()
 
     step()
