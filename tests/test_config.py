@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 
 import pytest
+import yaml
 
 from ambiseg._util.errors import ConfigError
 from ambiseg.cli import main, parse
 from ambiseg.cli.train import SECTIONS, settings_text
-from ambiseg.config import Config, ModelConfig, Schedule, dump, find_recipe, recipes
+from ambiseg.config import Config, dump, find_recipe, recipes, tables
 from ambiseg.config import load as load_config
 from ambiseg.config import parse as parse_config
 from ambiseg.data.augment import Augment
 from ambiseg.data.intensity import Intensity
-from ambiseg.schema import keys, sections, tables
+from ambiseg.methods import METHODS, MoSEConfig
+from ambiseg.methods.schedules import Schedule
+from ambiseg.nn.config import BackboneConfig
+from ambiseg.settings import keys
 from tests.conftest import REPOSITORY
+from tests.drop_ins import TwoHeads
 from tests.tools import tool
 
 
@@ -37,7 +41,7 @@ def message(*arguments: str, recipe=None) -> str:
     [
         (["--model.experts", "8"], "model.experts", 8),
         (["--model.experts=8", "--model.experts", "9"], "model.experts", 9),  # the last one counts
-        (["--model", "{experts: 3, cost: ce}"], "model", ModelConfig(experts=3, cost="ce")),
+        (["--model", "{experts: 3, cost: ce}"], "model", MoSEConfig(experts=3, cost="ce")),
         (["--optimizer.lr", "1e-3"], "optimizer.lr", 0.001),  # YAML alone would call this a text
         (["--optimizer.clip=null"], "optimizer.clip", None),
         (["--optimizer.clip", "2"], "optimizer.clip", 2.0),
@@ -54,15 +58,20 @@ def message(*arguments: str, recipe=None) -> str:
         (["--trainer.devices", "0,3"], "trainer.devices", "0,3"),
         (["--trainer.tensorboard", "true"], "trainer.tensorboard", True),
         (
-            ["--schedules.capacity.kind=linear", "--schedules.capacity.values=[0.5, 1]"],
-            "schedules.capacity",
-            Schedule("linear", [0.5, 1.0]),
+            ["--model.capacity.kind=linear", "--model.capacity.values=[0.5, 1]"],
+            "model.capacity",
+            Schedule(kind="linear", values=[0.5, 1.0]),
         ),
         (
-            ["--schedules.samples={kind: plateau, values: [1, 2], patience: 3}"],
-            "schedules.samples",
-            Schedule("plateau", [1.0, 2.0], patience=3),
+            ["--model.samples={kind: plateau, values: [1, 2], patience: 3}"],
+            "model.samples",
+            Schedule(kind="plateau", values=[1.0, 2.0], patience=3),
         ),
+        (["--model.capacity", "0.5"], "model.capacity", 0.5),
+        (["--backbone.channels", "[8, 16]"], "backbone.channels", [8, 16]),
+        # as version 0.1 had them
+        (["--model.backbone", "unet-light"], "backbone.name", "unet-light"),
+        (["--schedules.annealing.values=[0, 1]"], "model.annealing", Schedule(values=[0.0, 1.0])),
         (["--seed", "5"], "seed", 5),
     ],
 )
@@ -105,7 +114,7 @@ def test_json_is_yaml(tmp_path):
         ("--model.expert=8", "--model.expert: no such setting; did you mean --model.experts?"),
         ("--modle.experts=8", "--modle.experts: no such setting; did you mean --model.experts?"),
         ("--data.augment.rotat=8", "--data.augment.rotat: no such setting; did you mean --data.augment.rotate?"),
-        ("--schedules.capacity={kid: x}", "--schedules.capacity.kid: no such setting; did you mean --schedules.cap"),
+        ("--model.capacity={kid: x}", "--model.capacity.kid: no such setting; did you mean --model.capacity.kind?"),
         ("--data.intensity={lo: 0}", "--data.intensity.lo: no such setting; did you mean --data.intensity.low?"),
         ("--config=x.yaml", "--config: no such setting"),
         ("--xyzzy", "--xyzzy: no such setting"),
@@ -114,11 +123,11 @@ def test_json_is_yaml(tmp_path):
         ("--model.experts=many", "--model.experts: expected a whole number, found 'many'"),
         ("--model.experts=2.5", "--model.experts: expected a whole number, found 2.5"),
         ("--model.experts=true", "--model.experts: expected a whole number, found true"),
-        ("--model.experts", "--model.experts: expected a whole number, found no value"),
+        ("--model.experts", "--model.experts: expected a value, found none"),
         ("--model.experts=", "--model.experts: expected a whole number, found ''"),
         ("--model.cost=dice", "--model.cost: expected iou or ce, found 'dice'"),
-        ("--model.channels=[8, x]", "--model.channels: expected a list of whole numbers or null, found [8, x]"),
-        ("--model=8", "--model: expected a table of method, backbone, channels, convs, momentum …, found 8"),
+        ("--backbone.channels=[8, x]", "--backbone.channels: expected a list of whole numbers or null, found [8, x]"),
+        ("--model=8", "--model: expected a table of method, experts, samples, latent, cost …, found 8"),
         ("--optimizer.lr=fast", "--optimizer.lr: expected a number, found 'fast'"),
         ("--optimizer.lr=nan", "--optimizer.lr: expected a number, found 'nan'"),
         ("--optimizer.clip=big", "--optimizer.clip: expected a number or null, found 'big'"),
@@ -126,33 +135,39 @@ def test_json_is_yaml(tmp_path):
         ("--data.augment.scale=0.8", "--data.augment.scale: expected two numbers, found 0.8"),
         ("--data.augment.scale=[a, b]", "--data.augment.scale: expected two numbers, found [a, b]"),
         ("--data.augment.flip=up", "--data.augment.flip: expected none, horizontal, vertical or both, found 'up'"),
-        ("--data.annotations=first", "--data.annotations: expected all, random, once or a whole number, found 'first'"),
+        (
+            "--data.annotations=first",
+            "--data.annotations: expected all, random, once, a whole number or null, found 'first'",
+        ),
         ("--data.fractions={train: x}", "--data.fractions: expected a table of numbers, found {train: x}"),
-        ("--schedules.capacity.kind=foo", "--schedules.capacity.kind: expected constant, linear or plateau, found 'f"),
-        ("--schedules.capacity=0.5", "--schedules.capacity: expected a table of kind, values, epochs, warm_up, pat"),
-        ("--schedules.samples=3", "--schedules.samples: expected a table of kind, values, epochs, warm_up, patience "),
-        ("--schedules.samples.kind=x", "--schedules.samples.kind: expected constant, linear or plateau, found 'x'"),
+        ("--model.capacity={kind: foo, values: [1]}", "--model.capacity.kind: expected linear or plateau, found 'foo'"),
+        (
+            "--model.capacity=high",
+            "--model.capacity: expected a number or a table of kind, values, epochs, warm_up, pat",
+        ),
+        ("--model.samples=few", "--model.samples: expected a whole number or a table of kind, values, epochs, warm_up"),
+        ("--model.samples.kind=plateau", "--model.samples.values: expected a value, found none"),
         ("--trainer.tensorboard=maybe", "--trainer.tensorboard: expected true or false, found 'maybe'"),
         # values
-        ("--schedules.capacity.kind=linear", "schedules.capacity: linear expects 2 values, found [1.0]"),
-        ("--schedules.samples.kind=linear", "schedules.samples: linear expects 2 values, found [1.0]"),
-        ("--schedules.capacity.epochs=0", "schedules.capacity: expected epochs of at least 1, found 0"),
-        ("--schedules.annealing.values=[2]", "schedules.annealing: expected values from 0 to 1, found [2.0]"),
-        ("--schedules.samples.values=[0]", "schedules.samples: expected values of at least 1, found [0.0]"),
-        ("--schedules.capacity.values=[0.01]", "schedules.capacity: expected at least 1/16, or annotations have now"),
-        ("--data.augment.scale=[2, 1]", "data.augment: expected scale as 0 < smallest ≤ largest, found 2 and 1"),
-        ("--data.intensity={low: 3, high: 1}", "data.intensity: expected low < high, found 3 and 1"),
-        ("--data.name=nodule", "data.name: expected one of nodules, "),
-        ("--data.batch_size=0", "data.batch_size: expected at least 1, found 0"),
-        ("--data.augment.rotate=9", "data.size: expected a window, which rotate and scale of data.augment need, "),
+        ("--model.capacity.values=[1]", "--model.capacity.values: expected two values for linear, found [1.0]"),
+        ("--model.capacity.values=[]", "--model.capacity.values: expected at least 1 values, found []"),
+        ("--model.capacity={values: [0, 1], epochs: 0}", "--model.capacity.epochs: expected at least 1, found 0"),
+        ("--model.annealing=2", "--model.annealing: expected values from 0 to 1, found [2.0]"),
+        ("--model.samples=0", "--model.samples: expected at least 1, found 0"),
+        ("--model.capacity=0.01", "--model.capacity: expected at least 1/16, so that all annotations fit, found 0.01"),
+        ("--data.augment.scale=[2, 1]", "--data.augment.scale: expected 0 < smallest ≤ largest, found 2 and 1"),
+        ("--data.intensity={low: 3, high: 1}", "--data.intensity: expected low < high, found 3 and 1"),
+        ("--data.name=nodule", "--data.name: expected one of nodules, "),
+        ("--data.batch_size=0", "--data.batch_size: expected at least 1, found 0"),
+        ("--data.augment.rotate=9", "--data.size: expected a window, which rotate and scale of data.augment need, "),
         ("--model.method=mosse", "model.method: expected one of mose, found 'mosse'; did you mean mose?"),
-        ("--model.experts=0", "model.experts: expected at least 1, found 0"),
-        ("--model.gate_level=0", "model.gate_level: expected more than 0 and at most 1, found 0.0"),
-        ("--model.channels=[8]", "model.channels: expected two levels or more of at least 1, found [8]"),
-        ("--optimizer.lr=-1", "optimizer.lr: expected more than 0, found -1.0"),
-        ("--optimizer.average=1", "optimizer.average: expected less than 1, found 1.0"),
-        ("--trainer.epochs=0", "trainer.epochs: expected at least 1, found 0"),
-        ("--evaluation.protocol=mosse", "evaluation.protocol: expected one of mose, kohl2018, "),
+        ("--model.experts=0", "--model.experts: expected at least 1, found 0"),
+        ("--model.gate_level=0", "--model.gate_level: expected more than 0 and at most 1, found 0"),
+        ("--backbone.channels=[8]", "--backbone.channels: expected two levels or more of at least 1, found [8]"),
+        ("--optimizer.lr=-1", "--optimizer.lr: expected more than 0, found -1"),
+        ("--optimizer.average=1", "--optimizer.average: expected at least 0 and less than 1, found 1"),
+        ("--trainer.epochs=0", "--trainer.epochs: expected at least 1, found 0"),
+        ("--evaluation.protocol=mosse", "--evaluation.protocol: expected one of mose, kohl2018, "),
     ],
 )
 def test_what_cannot_be_is_one_line(argument, expected):
@@ -165,14 +180,14 @@ def test_what_cannot_be_is_one_line(argument, expected):
         ("model:\n  expert: 3\n", "model.expert: no such setting; did you mean model.experts?"),
         ("modle:\n  experts: 3\n", "modle.experts: no such setting; did you mean model.experts?"),
         ("data:\n  augment: {rotat: 3}\n", "data.augment.rotat: no such setting; did you mean data.augment.rotate?"),
-        ("schedules:\n  capacity: {kid: x}\n", "schedules.capacity.kid: no such setting; did you mean schedules.cap"),
+        ("model:\n  capacity: {kid: x}\n", "model.capacity.kid: no such setting; did you mean model.capacity.kind?"),
         ("model:\n  experts: many\n", "model.experts: expected a whole number, found 'many'"),
-        ("schedules:\n  samples: {kind: linear}\n", "schedules.samples: linear expects 2 values, found [1.0]"),
+        ("model:\n  samples: {values: [1]}\n", "model.samples.values: expected two values for linear, found [1.0]"),
         ("data: {batch_size: 0}\n", "data.batch_size: expected at least 1, found 0"),
-        ("model:\n", "model: expected a table of method, backbone, "),
+        ("model:\n", "model: expected a table of method, experts, "),
         ("- a\n- b\n", "expected sections of settings, found a list"),
         ("hello\n", "expected sections of settings, found a text"),
-        ("", "expected sections of settings, found nothing"),
+        ("", "expected sections of settings, found an empty file"),
         ("model: {experts: 3\n", "expected YAML, found a mistake in line 2, column 1: "),
         ("model:\n\texperts: 3\n", "expected YAML, found a mistake in line 2, column 1: "),
         ("seed: 1\nmodel: {}\nseed: 2\n", "line 3: expected every key once, found 'seed' again"),
@@ -207,7 +222,7 @@ def test_missing_files_and_recipes_are_named(tmp_path):
     [
         (["train", "demo", "--model.expert", "8"], "--model.expert: no such setting; did you mean --model.experts?"),
         (["train", "--model.experts", "x", "demo"], "--model.experts: expected a whole number, found 'x'"),
-        (["demo", "--trainer.epochs", "0"], "trainer.epochs: expected at least 1, found 0"),
+        (["demo", "--trainer.epochs", "0"], "--trainer.epochs: expected at least 1, found 0"),
         (["train", "dmeo"], f"recipe: expected one of {', '.join(recipes())} "),
         (["train"], f"train: expected a recipe ({', '.join(recipes())}, "),
         (["train", "demo", "--resume", "x"], f"train: expected a recipe ({', '.join(recipes())}, "),
@@ -256,14 +271,14 @@ def test_settings_may_stand_anywhere():
     chosen = parse(["train", "--trainer.epochs", "2", "--seed=4", "demo", "--out", "x", "--optimizer.clip", "-1"])
     assert (chosen.recipe, chosen.out) == ("demo", "x")
     assert chosen.settings_given == ["--trainer.epochs", "2", "--seed=4", "--optimizer.clip", "-1"]
-    assert {field.name for field in fields(Config)} == set(SECTIONS)
+    assert {*Config.model_fields, "schedules"} == set(SECTIONS)  # schedules are version 0.1's
 
 
 @pytest.mark.parametrize("name", recipes())
 def test_print_config_comes_back_as_it_was(name, tmp_path, capsys):
     arguments = [
         "--data.intensity={low: 0, high: 255, mean: [1, 2]}",
-        "--schedules.samples={kind: constant, values: [3]}",
+        "--model.samples={kind: plateau, values: [3, 4]}",
     ]
     assert main(["train", name, "--print_config", *arguments]) == 0
     (tmp_path / "again.yaml").write_text(capsys.readouterr().out)
@@ -283,18 +298,52 @@ def test_recipes_are_listed_with_what_they_are_for(capsys):
 def test_every_setting_is_listed_with_its_meaning(capsys):
     assert main(["train", "--settings"]) == 0
     text = capsys.readouterr().out
-    for key in keys(Config):
-        shown = [key, f"schedules.NAME.{key.rpartition('.')[2]}"]
-        group = any(key == section for section, _, _ in sections(Config))
-        assert group or any(f"--{one} " in text for one in shown), key
-    for section, what, rows in tables(Config):
-        assert what.endswith("."), section
-        for key, _, meaning in rows:
-            assert len(meaning) > 5, f"{key} has no meaning: its dataclass must say it under Args"
-            assert meaning.endswith("."), key
-    for word in ("Union", "Literal", "None", "CONFIG", "``", "typing"):
+    listed = {row.key for table in tables() for row in table.rows}
+    for key in keys(Config, {"model": {}}):
+        shared = any(
+            key.startswith(f"model.{name}.") for name in ("samples", "capacity", "group_threshold", "annealing")
+        )
+        assert shared or key in listed or any(one.startswith(f"{key}.") for one in listed), key
+    for table in tables():
+        for row in table.rows:
+            assert len(row.meaning) > 5, f"{row.key} has no description"
+            assert f"{row.key} " in text
+    for word in ("Union", "Literal", "None", "Pydantic", "``", "typing"):
         assert word not in text
     assert max(map(len, settings_text(80).splitlines())) <= 110
+
+
+# -- methods and earlier versions --------------------------------------------------------------------------------------
+
+
+def test_another_method_leaves_the_recipes_settings_of_the_model_behind(monkeypatch):
+    monkeypatch.setitem(METHODS, "two-heads", TwoHeads)
+    found = parse_config(["--model.method=two-heads", "--model.width=6"], "lidc71")
+    assert isinstance(found.model, TwoHeads.Config)
+    assert found.backbone.channels == [16, 32, 64, 96]  # the backbone is not the method's
+    content = yaml.safe_load(dump(found))
+    assert content["model"] == {"method": "two-heads", "width": 6, "sharpness": 1.0}
+    assert parse_config(["--model.method=mose"], "lidc71").model == parse_config([], "lidc71").model
+    assert message("--model.method=two-heads", "--model.experts=3").startswith("--model.experts: no such setting")
+    assert any(table.title.startswith("model, method two-heads") for table in tables())
+
+
+def test_configurations_of_version_0_1_arrive_where_their_settings_are_now(tmp_path):
+    old = """
+model: {method: mose, backbone: unet-light, channels: [8, 16], convs: 2, momentum: 0.1, experts: 3, samples: 2}
+schedules:
+  capacity: {kind: linear, values: [0.5, 1.0], epochs: 4, warm_up: 1, patience: 10}
+  group_threshold: {kind: constant, values: [0.9], epochs: 1, warm_up: 0, patience: 10}
+  annealing: {kind: constant, values: [1.0], epochs: 1, warm_up: 0, patience: 10}
+  samples: null
+data: {cache: temporary}
+"""
+    (tmp_path / "old.yaml").write_text(old)
+    found = load_config(tmp_path / "old.yaml")
+    assert found.backbone == BackboneConfig(name="unet-light", channels=[8, 16], convs=2, momentum=0.1)
+    capacity = Schedule(values=[0.5, 1.0], epochs=4, warm_up=1)
+    assert found.model == MoSEConfig(experts=3, samples=2, capacity=capacity, group_threshold=0.9)
+    assert found.data == Config().data
 
 
 def test_the_page_has_the_settings_that_the_code_has():

@@ -1,4 +1,4 @@
-"""Write the table of all settings into docs/train.md, between its two markers, from the dataclasses of a run.
+"""Write the table of all settings into docs/train.md, between its two markers, from the settings of a run.
 
     python tools/settings_table.py
 
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ambiseg.config import Config
-from ambiseg.schema import tables
+from ambiseg.config import tables
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "train.md"
 BEGIN, END = "<!-- settings: tools/settings_table.py writes this -->", "<!-- end of settings -->"
@@ -19,11 +18,12 @@ BEGIN, END = "<!-- settings: tools/settings_table.py writes this -->", "<!-- end
 def markdown() -> str:
     """One heading and one table for every section."""
     parts = []
-    for section, what, rows in tables(Config):
-        lines = [f"### `{section}`" if section else "### In no section", "", _cell(what), ""]
+    for table in tables():
+        name, _, what = table.title.partition(": ")
+        lines = [f"### `{name}`" if what else f"### {name.capitalize()}", "", _cell(what), ""]
         lines += ["| setting | default | meaning |", "|---|---|---|"]
         lines += [
-            f"| `{key}` | {f'`{default}`' * bool(default)} | {_cell(meaning)} |" for key, default, meaning in rows
+            f"| `{row.key}` | {f'`{row.default}`' * bool(row.default)} | {_cell(row.meaning)} |" for row in table.rows
         ]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
@@ -42,4 +42,4 @@ def updated(page: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    print(f"{PAGE.name}: {sum(len(rows) for _, _, rows in tables(Config))} settings")
+    print(f"{PAGE.name}: {sum(len(table.rows) for table in tables())} settings")

@@ -1,286 +1,141 @@
-"""A run as one typed configuration: recipes, YAML files and the command line all fill in these dataclasses."""
+"""A run as one typed configuration: recipes, YAML files and the command line all fill in these settings."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from ambiseg import schema
+from pydantic import Field, SerializeAsAny, field_validator, model_serializer, model_validator
+
 from ambiseg._util.errors import ConfigError
+from ambiseg._util.text import did_you_mean
 from ambiseg.data.config import DataConfig
+from ambiseg.methods import METHODS, MethodConfig, method_named
+from ambiseg.methods.schedules import Schedule
+from ambiseg.metrics import PROTOCOLS
+from ambiseg.nn.config import BackboneConfig
+from ambiseg.settings import (
+    Row,
+    SettingError,
+    Settings,
+    fields_of,
+    group_of,
+    keys,
+    read_value,
+    read_yaml,
+    rows,
+    takes_text,
+    validate,
+)
 
 
-def _known(key: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        close = get_close_matches(value, known, 1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"{key}: expected one of {', '.join(known)}, found {value!r}{hint}")
+class OptimizerConfig(Settings):
+    """Adam."""
+
+    lr: float = Field(1e-4, gt=0, description="learning rate")
+    weight_decay: float = Field(1e-5, ge=0, description="as a penalty on the squared weights")
+    decay: Literal["constant", "linear", "cosine", "plateau"] = Field(
+        "constant",
+        description="constant; linear or cosine to ``min_lr`` over the whole run, step by step; or plateau: times "
+        "``factor`` when the training loss has not improved for more than ``patience`` epochs",
+    )
+    min_lr: float = Field(1e-5, ge=0, description="the smallest learning rate")
+    factor: float = Field(0.5, gt=0, le=1, description="of plateau")
+    patience: int = Field(10, ge=0, description="of plateau, in epochs")
+    warm_up: int = Field(0, ge=0, description="steps over which the learning rate rises from 0")
+    clip: float | None = Field(None, gt=0, description="largest norm of the gradient; null: not clipped")
+    average: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="keep an exponential average of the weights with this memory (0.998 remembers some 500 steps), and "
+        "validate and save that one; 0: off",
+    )
 
 
-def _at_least(section: str, settings: Any, **least: float) -> None:
-    for name, low in least.items():
-        value = getattr(settings, name)
-        if value is not None and not value >= low:
-            raise ConfigError(f"{section}.{name}: expected at least {low}, found {value}")
+class TrainerConfig(Settings):
+    """How long, and on what."""
+
+    epochs: int = Field(30, ge=1, description="passes through the training set")
+    accelerator: str = Field("auto", description="auto, cpu, gpu, mps and others that Lightning knows")
+    devices: int | str = Field(1, description='how many devices, or which: 2, "0,3", auto')
+    num_nodes: int = Field(1, ge=1, description="machines")
+    strategy: str = Field("auto", description="auto, ddp and others that Lightning knows")
+    precision: str = Field("32-true", description="32-true, bf16-mixed, 16-mixed and others that Lightning knows")
+    accumulate: int = Field(1, ge=1, description="batches whose gradients are added before a step")
+    channels_last: bool = Field(
+        True, description="keep the features of a pixel side by side in memory: faster on CPUs and in mixed precision"
+    )
+    threads: int | None = Field(None, ge=1, description="CPU threads of PyTorch; null: its own choice")
+    check_every: int = Field(1, ge=1, description="epochs from one validation to the next")
+    tensorboard: bool = Field(False, description="also write TensorBoard logs; needs the package tensorboard")
+    deterministic: bool = Field(
+        False, description="only algorithms that repeat to the last bit, where a device has a choice"
+    )
 
 
-def _above_zero(section: str, settings: Any, **most: float) -> None:
-    for name, high in most.items():
-        value = getattr(settings, name)
-        if value is not None and not 0 < value <= high:
-            limit = "" if high == float("inf") else f" and at most {high:g}"
-            raise ConfigError(f"{section}.{name}: expected more than 0{limit}, found {value}")
+class EvaluationConfig(Settings):
+    """How models are compared while they train, and by default afterwards."""
+
+    samples: int = Field(16, ge=1, description="masks per image, drawn in standard form")
+    protocol: str = Field("mose", description="how GED and matched IoU are computed, a key of ``ambiseg.PROTOCOLS``")
+
+    @field_validator("protocol")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in PROTOCOLS:
+            known = ", ".join(PROTOCOLS)
+            raise ValueError(f"expected one of {known}, found {name!r}{did_you_mean(name, PROTOCOLS)}")
+        return name
 
 
-@dataclass
-class ModelConfig:
-    """The network and its method. Channels and classes come from the data.
-
-    Args:
-        method: mose, or another key of ``ambiseg.METHODS``.
-        backbone: unet, unet-light or deeplabv3plus.
-        channels: features of each level of a U-Net of another width; nothing takes the backbone's own.
-        convs: convolutions in each block of a U-Net.
-        momentum: how fast batch statistics follow, 0.01 as published; short runs want 0.1.
-        experts: K, the number of experts.
-        samples: S, samples of each expert in training.
-        latent: L, the dimension of an expert's Gaussian.
-        cost: of a pair of masks: iou or ce.
-        class_weights: of pixels by their class, for ce, one a class; nothing is equal.
-        beta: weight of the KL term.
-        solver: greedy as in the paper, or exact.
-        kl: the paper's KL term, or scaled as in the released code.
-        stochastic: experts are Gaussians; false makes each a single point.
-        diagonal: one standard deviation for each latent dimension instead of one an expert.
-        expert_weights: learned by the gate, or uniform.
-        gate_level: where the gate of a U-Net looks, as a fraction of the way down; 1 is the bottom.
-        inject_level: where latents enter a U-Net, as a fraction of the way up; 1 is the last features.
-        head: three 1×1 convolutions as in the paper, or the released code's head.
-        hidden: features of the head.
-        objective: transport, or all-pairs for comparison.
-        form: weighted, or gumbel for comparison.
-    """
-
-    method: str = "mose"
-    backbone: Literal["unet", "unet-light", "deeplabv3plus"] = "unet"
-    channels: list[int] | None = None
-    convs: int = 3
-    momentum: float = 0.01
-    experts: int = 4
-    samples: int = 4
-    latent: int = 1
-    cost: Literal["iou", "ce"] = "iou"
-    class_weights: list[float] | None = None
-    beta: float = 1.0
-    solver: Literal["greedy", "exact"] = "greedy"
-    kl: Literal["paper", "released"] = "paper"
-    stochastic: bool = True
-    diagonal: bool = False
-    expert_weights: Literal["learned", "uniform"] = "learned"
-    gate_level: float = 1.0
-    inject_level: float = 1.0
-    head: Literal["paper", "released"] = "paper"
-    hidden: int = 32
-    objective: Literal["transport", "all-pairs"] = "transport"
-    form: Literal["weighted", "gumbel"] = "weighted"
-
-    def __post_init__(self) -> None:
-        from ambiseg.methods import METHODS
-
-        _known("model.method", self.method, list(METHODS))
-        _at_least("model", self, convs=1, experts=1, samples=1, latent=1, hidden=1, beta=0)
-        _above_zero("model", self, momentum=1, gate_level=1, inject_level=1)
-        if self.channels is not None and (len(self.channels) < 2 or min(self.channels) < 1):
-            raise ConfigError(f"model.channels: expected two levels or more of at least 1, found {self.channels}")
-
-
-@dataclass
-class Schedule:
-    """A setting that moves while a network trains.
-
-    Args:
-        kind: constant (the first value); linear (from the first value to the last, over ``epochs``); plateau (to the
-            next value when the training loss has not improved for more than ``patience`` epochs).
-        values: one for constant, two for linear, any number for plateau.
-        epochs: how long linear takes.
-        warm_up: epochs at the first value before linear begins.
-        patience: epochs without improvement that plateau bears.
-    """
-
-    kind: Literal["constant", "linear", "plateau"] = "constant"
-    values: list[float] = field(default_factory=lambda: [1.0])
-    epochs: int = 1
-    warm_up: int = 0
-    patience: int = 10
-
-    def __post_init__(self) -> None:
-        wanted = {"constant": 1, "linear": 2}.get(self.kind)
-        if not self.values or (wanted is not None and len(self.values) != wanted):
-            noun = "value" if wanted == 1 else "values"
-            raise ConfigError(f"schedule: {self.kind} expects {wanted or 'some'} {noun}, found {self.values}")
-        for name, low in (("epochs", 1), ("warm_up", 0), ("patience", 0)):
-            if getattr(self, name) < low:
-                raise ConfigError(f"schedule: expected {name} of at least {low}, found {getattr(self, name)}")
-
-
-@dataclass
-class SchedulesConfig:
-    """What moves during training.
-
-    Args:
-        capacity: γ, how much annotation mass one sample may take; small values spread the experts at first.
-        group_threshold: G₀, experts whose masks are more alike than this count as one; 1 is off.
-        samples: S, samples of each expert; nothing takes ``model.samples``.
-        annealing: how far annotation weights have gone from uniform (0) to their own (1).
-    """
-
-    capacity: Schedule = field(default_factory=Schedule)
-    group_threshold: Schedule = field(default_factory=Schedule)
-    samples: Schedule | None = None
-    annealing: Schedule = field(default_factory=Schedule)
-
-    def __post_init__(self) -> None:
-        ranges: dict[str, tuple[float, float]] = {
-            "capacity": (0, 1), "group_threshold": (0, 1), "samples": (1, float("inf")), "annealing": (0, 1)
-        }  # fmt: skip
-        for name, (low, high) in ranges.items():
-            schedule = getattr(self, name)
-            if schedule is not None and not all(low <= value <= high for value in schedule.values):
-                between = f"of at least {low}" if high == float("inf") else f"from {low} to {high}"
-                raise ConfigError(f"schedules.{name}: expected values {between}, found {schedule.values}")
-
-
-@dataclass
-class OptimizerConfig:
-    """Adam.
-
-    Args:
-        lr: learning rate.
-        weight_decay: as a penalty on the squared weights.
-        decay: constant; linear or cosine to ``min_lr`` over the whole run, step by step; or plateau: times ``factor``
-            when the training loss has not improved for more than ``patience`` epochs.
-        min_lr: the smallest learning rate.
-        factor: of plateau.
-        patience: of plateau, in epochs.
-        warm_up: steps over which the learning rate rises from 0.
-        clip: largest norm of the gradient; nothing does not clip.
-        average: keep an exponential average of the weights with this memory (0.998 remembers some 500 steps), and
-            validate and save that one; 0 does not.
-    """
-
-    lr: float = 1e-4
-    weight_decay: float = 1e-5
-    decay: Literal["constant", "linear", "cosine", "plateau"] = "constant"
-    min_lr: float = 1e-5
-    factor: float = 0.5
-    patience: int = 10
-    warm_up: int = 0
-    clip: float | None = None
-    average: float = 0.0
-
-    def __post_init__(self) -> None:
-        _above_zero("optimizer", self, lr=float("inf"), factor=1, clip=float("inf"))
-        _at_least("optimizer", self, weight_decay=0, min_lr=0, patience=0, warm_up=0, average=0)
-        if self.average >= 1:
-            raise ConfigError(f"optimizer.average: expected less than 1, found {self.average}")
-
-
-@dataclass
-class TrainerConfig:
-    """How long, and on what.
-
-    Args:
-        epochs: passes through the training set.
-        accelerator: auto, cpu, gpu, mps and others that Lightning knows.
-        devices: how many devices, or which: 2, "0,3", auto.
-        num_nodes: machines.
-        strategy: auto, ddp and others that Lightning knows.
-        precision: 32-true, bf16-mixed, 16-mixed and others that Lightning knows.
-        accumulate: batches whose gradients are added before a step.
-        channels_last: keep a pixel's features side by side in memory: faster on CPUs and with mixed precision.
-        threads: CPU threads of PyTorch; nothing leaves its own choice.
-        check_every: epochs from one validation to the next.
-        tensorboard: also write TensorBoard logs; needs the package tensorboard.
-        deterministic: only algorithms that repeat to the last bit, where a device has a choice.
-    """
-
-    epochs: int = 30
-    accelerator: str = "auto"
-    devices: int | str = 1
-    num_nodes: int = 1
-    strategy: str = "auto"
-    precision: str = "32-true"
-    accumulate: int = 1
-    channels_last: bool = True
-    threads: int | None = None
-    check_every: int = 1
-    tensorboard: bool = False
-    deterministic: bool = False
-
-    def __post_init__(self) -> None:
-        _at_least("trainer", self, epochs=1, num_nodes=1, accumulate=1, threads=1, check_every=1)
-
-
-@dataclass
-class EvalConfig:
-    """How models are compared while they train, and by default afterwards.
-
-    Args:
-        samples: masks an image, drawn in standard form.
-        protocol: whose way of computing GED and matched IoU, a key of ``ambiseg.PROTOCOLS``.
-    """
-
-    samples: int = 16
-    protocol: str = "mose"
-
-    def __post_init__(self) -> None:
-        from ambiseg.metrics import PROTOCOLS
-
-        _at_least("evaluation", self, samples=1)
-        _known("evaluation.protocol", self.protocol, list(PROTOCOLS))
-
-
-@dataclass
-class Config:
+class Config(Settings):
     """Everything that decides what a run does.
 
-    Args:
-        data: what to load and how.
-        model: the network and its method.
-        optimizer: how it is fitted.
-        schedules: what moves meanwhile.
-        trainer: how long and on what.
-        evaluation: how models are compared.
-        seed: of weights, samples, order and augmentation.
+    >>> Config(model={"method": "mose", "experts": 8}).model.experts
+    8
     """
 
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    schedules: SchedulesConfig = field(default_factory=SchedulesConfig)
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    evaluation: EvalConfig = field(default_factory=EvalConfig)
-    seed: int = 0
+    data: DataConfig = Field(default_factory=DataConfig, description="what to load and how")
+    backbone: BackboneConfig = Field(default_factory=BackboneConfig, description="the network that gives features")
+    model: SerializeAsAny[MethodConfig] = Field(
+        default_factory=lambda: method_named(None).Config(), description="the method and its settings"
+    )
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="how it is fitted")
+    trainer: TrainerConfig = Field(default_factory=TrainerConfig, description="how long, and on what")
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="how models are compared")
+    seed: int = Field(0, ge=0, description="of weights, samples, order and augmentation")
 
-    def __post_init__(self) -> None:
+    @field_validator("model", mode="before")
+    @classmethod
+    def _of_its_method(cls, given: Any) -> Any:
+        """Settings are told apart by ``method``, and checked by that method's own configuration."""
+        return MethodConfig.named(given).model_validate(given) if isinstance(given, Mapping) else given
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Config:
         if self.data.augment.warps and self.data.size is None:
-            raise ConfigError("data.size: expected a window, which rotate and scale of data.augment need, found null")
-        schedule = self.schedules.samples
-        fewest = self.model.experts * (self.model.samples if schedule is None else round(min(schedule.values)))
-        if (smallest := min(self.schedules.capacity.values)) * fewest < 1 - 1e-6:
-            found = f"{smallest:g} with {fewest} samples"
-            raise ConfigError(
-                f"schedules.capacity: expected at least 1/{fewest}, or annotations have nowhere to go, found {found}"
-            )
+            needs = "rotate and scale of data.augment need"
+            raise SettingError("data.size", f"expected a window, which {needs}, found null")
+        accepted = method_named(self.model.method).annotations
+        if isinstance(self.data.annotations, str) and self.data.annotations not in accepted:
+            found = f"{self.data.annotations} with {self.model.method}"
+            raise SettingError("data.annotations", f"expected one of {', '.join(accepted)}, found {found}")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _only_what_it_has(self, dump: Any) -> dict[str, Any]:
+        """Without the backbone of a method that has none."""
+        content = dump(self)
+        if not method_named(self.model.method).uses_backbone:
+            del content["backbone"]
+        return content
 
 
-# -- recipes and files -------------------------------------------------------------------------------------------
+# -- files and arguments ----------------------------------------------------------------------------------------------
 
 
 def recipes() -> dict[str, Path]:
@@ -298,25 +153,15 @@ def find_recipe(name: str | os.PathLike[str]) -> Path:
         if not Path(text).is_file():
             raise ConfigError(f"{text}: expected a recipe, found no such file")
         return Path(text)
-    close = get_close_matches(text, recipes(), 1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    raise ConfigError(f"recipe: expected one of {', '.join(recipes())} or a YAML file, found {text!r}{hint}")
-
-
-def parser() -> Any:
-    """jsonargparse's parser of a :class:`Config`."""
-    from jsonargparse import ArgumentParser
-
-    made = ArgumentParser(exit_on_error=False, add_help=False, allow_abbrev=False, print_config=None)
-    made.add_argument("--config", action="config")
-    made.add_class_arguments(Config)
-    return made
+    known = f"one of {', '.join(recipes())} or a YAML file"
+    raise ConfigError(f"recipe: expected {known}, found {text!r}{did_you_mean(text, recipes())}")
 
 
 def parse(arguments: Sequence[str], recipe: str | os.PathLike[str] | None = None) -> Config:
     """A configuration from the command line, over a recipe, over the defaults.
 
-    With another ``--data.name`` than the recipe's, the recipe's ``data.options``, which are of its data, are left out.
+    With another ``--data.name`` than the recipe's, the recipe's ``data.options`` are left out, and with another
+    ``--model.method`` its settings of the model: they are of another data set, and of another method.
 
     >>> parse(["--model.experts", "8", "--data.options.size", "32"]).model.experts
     8
@@ -324,22 +169,25 @@ def parse(arguments: Sequence[str], recipe: str | os.PathLike[str] | None = None
     Traceback (most recent call last):
     ambiseg._util.errors.ConfigError: --model.expert: no such setting; did you mean --model.experts?
     """
-    made, given = parser(), []
-    config = Config()
+    content: dict[str, Any] = {}
     if recipe is not None:
         path = find_recipe(recipe)
-        with _named(f"{path}: "):
-            schema.check(Config, schema.read_yaml(path))
-            given = ["--config", str(path)]
-            config = _build(made, given)
-    if not arguments:
-        return config
-    with _named():
-        schema.check_arguments(Config, arguments)
-        changed = _build(made, [*given, *arguments])
-        if changed.data.name != config.data.name:  # options are of one data set: another has no use for the recipe's
-            changed.data.options = made.parse_args(list(arguments)).as_dict()["data"]["options"]
-        return changed
+        content = migrated(read_yaml(path))
+        validate(Config, content, prefix=f"{path}: ")
+    given = _given(arguments)
+    for section, key, below in (("data", "name", "options"), ("model", "method", None)):
+        asked = [text for path, text in given if path == [section, key]]
+        own = content.get(section, {})
+        if asked and asked[-1] != own.get(key, fields_default(section, key)):
+            content[section] = {k: v for k, v in own.items() if k != below} if below else {}
+    for path, text in given:
+        _put(content, path, text)
+    return validate(Config, content, dashes="--" if given else "")
+
+
+def fields_default(section: str, key: str) -> Any:
+    """The default of a setting."""
+    return getattr(getattr(Config(), section), key)
 
 
 def load(path: str | os.PathLike[str]) -> Config:
@@ -347,34 +195,141 @@ def load(path: str | os.PathLike[str]) -> Config:
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"{path}: expected a configuration, found no such file")
-    return parse([], path)
+    return validate(Config, migrated(read_yaml(path)), prefix=f"{path}: ")
 
 
 def dump(config: Config) -> str:
-    """YAML of all settings, defaults included, in the order of the dataclasses."""
+    """YAML of all settings, defaults included, in the order of their sections."""
     import yaml
 
-    return yaml.safe_dump(_plain(asdict(config)), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _plain(value: Any) -> Any:
-    """With lists for tuples, which YAML has not."""
-    if isinstance(value, dict):
-        return {key: _plain(v) for key, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
+def _given(arguments: Sequence[str]) -> list[tuple[list[str], str]]:
+    """``--section.key value`` and ``--section.key=value`` as paths and texts."""
+    found, left = [], list(arguments)
+    while left:
+        word = left.pop(0)
+        key, equals, text = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or not key:
+            raise ConfigError(f"expected settings as --section.key value, found {word!r}")
+        if not equals:
+            if not left or left[0].startswith("--"):
+                known = keys(Config, {"model": {}})
+                hint = (
+                    "expected a value, found none"
+                    if key in known
+                    else f"no such setting{did_you_mean(key, known, '--')}"
+                )
+                raise ConfigError(f"--{key}: {hint}")
+            text = left.pop(0)
+        found.append((_moved(key).split("."), text))
+    return found
 
 
-def _build(made: Any, arguments: Sequence[str]) -> Config:
-    values = made.parse_args(list(arguments)).as_dict()
-    return schema.build(Config, {name: values[name] for name in Config.__dataclass_fields__})
+def _put(content: dict[str, Any], path: Sequence[str], text: str) -> None:
+    """Set one key of nested tables. A setting that is a text takes what was typed, any other what it says as YAML."""
+    kind: Any = Config
+    table = content
+    for part in path[:-1]:
+        inner = table.get(part)
+        table[part] = dict(inner) if isinstance(inner, Mapping) else {}
+        field = fields_of(kind).get(part)
+        kind = None if field is None else group_of(field.annotation, table[part])
+        table = table[part]
+    field = fields_of(kind).get(path[-1])
+    value = read_value(text)
+    if field is not None and value is not None and takes_text(field.annotation, or_else=isinstance(value, Mapping)):
+        value = text  # such as a number with leading zeros, or a name with a colon in it
+    table[path[-1]] = value
 
 
-@contextmanager
-def _named(file: str = "") -> Iterator[None]:
-    """One line for whatever does not fit. ``schema.check`` has worded nearly all of it before jsonargparse could."""
-    from jsonargparse import ArgumentError
+# -- configurations of earlier versions -------------------------------------------------------------------------------
 
-    try:
-        yield
-    except (ArgumentError, ValueError, TypeError) as error:
-        raise ConfigError(file + " ".join(str(error).split()).removeprefix(file)) from None
+# Version 0.1 had one flat section for method and backbone, and one for schedules.
+_MOVES = {
+    "model.backbone": "backbone.name",
+    "model.channels": "backbone.channels",
+    "model.convs": "backbone.convs",
+    "model.momentum": "backbone.momentum",
+    "schedules": "model",
+}
+
+
+def _moved(key: str) -> str:
+    """The present key of a setting that an earlier version had elsewhere.
+
+    >>> _moved("model.channels"), _moved("schedules.capacity.values"), _moved("seed")
+    ('backbone.channels', 'model.capacity.values', 'seed')
+    """
+    for old, new in _MOVES.items():
+        if key == old or key.startswith(f"{old}."):
+            return new + key[len(old) :]
+    return key
+
+
+def migrated(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of a YAML file with the settings of earlier versions at their present places.
+
+    >>> migrated({"model": {"convs": 2}, "schedules": {"capacity": {"kind": "constant", "values": [1]}}})
+    {'model': {'capacity': 1}, 'backbone': {'convs': 2}}
+    """
+    found = {key: dict(value) if isinstance(value, Mapping) else value for key, value in content.items()}
+    model, schedules = found.get("model"), found.pop("schedules", {})
+    if isinstance(model, dict):
+        moved = {key: model.pop(key) for key in list(model) if _moved(f"model.{key}") != f"model.{key}"}
+        for key, value in moved.items():
+            section, _, name = _moved(f"model.{key}").partition(".")
+            found.setdefault(section, {})[name] = value
+    for name, schedule in (schedules or {}).items():
+        if isinstance(schedule, Mapping) and schedule.get("kind", "constant") == "constant":
+            schedule = (schedule.get("values") or [1.0])[0]
+        if schedule is not None:  # samples: null took model.samples
+            found.setdefault("model", {})[name] = schedule
+    data = found.get("data")
+    if isinstance(data, dict) and data.get("cache") == "temporary":
+        del data["cache"]
+    return found
+
+
+# -- the table of settings --------------------------------------------------------------------------------------------
+
+
+class Table(NamedTuple):
+    """One section of the table of settings."""
+
+    key: str
+    title: str
+    rows: list[Row]
+
+
+def tables() -> list[Table]:
+    """Every setting with its default and its meaning, by section; those of the methods one method after the other."""
+    found: list[Table] = []
+    for name, field in Config.model_fields.items():
+        if name == "model":
+            for method, kind in METHODS.items():
+                found.append(
+                    Table("model", f"model, method {method}: {_summary(kind.Config)}", list(rows(kind.Config, name)))
+                )
+            moving = "a setting that moves from epoch to epoch, instead of its number, such as model.capacity"
+            found.append(Table("schedule", f"SCHEDULE: {moving}", list(rows(Schedule, "SCHEDULE"))))
+        elif (kind := group_of(field.annotation)) is not None:
+            found += _sections(kind, name)
+    found.append(Table("", "in no section", [row for row in rows(Config, "") if row.key == "seed"]))
+    return found
+
+
+def _sections(kind: Any, key: str) -> list[Table]:
+    """A section and the sections inside of it."""
+    found = [Table(key, f"{key}: {_summary(kind)}", list(rows(kind, key)))]
+    for name, field in fields_of(kind).items():
+        if (below := group_of(field.annotation)) is not None:
+            found += _sections(below, f"{key}.{name}")
+    return found
+
+
+def _summary(kind: Any) -> str:
+    import inspect
+
+    return " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())

@@ -4,7 +4,7 @@
 ``config.yaml``        every setting, defaults included
 ``run.json``           the data's classes and intensity, versions, seeds, the command
 ``split.json``         which case is in which part, with a fingerprint of the data
-``metrics.csv``        one line an epoch
+``metrics.csv``        one line per epoch
 ``best.safetensors``   weights of the epoch with the smallest validation GED
 ``last.safetensors``   weights of the last epoch
 ``best.ckpt``          the same with optimiser and schedules, to go on from
@@ -22,7 +22,7 @@ import os
 import platform
 import subprocess
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,14 +34,12 @@ from torch import Tensor
 from ambiseg import config as configuration
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.files import atomic_write, write_text
-from ambiseg.config import Config, ModelConfig
+from ambiseg.config import Config
 from ambiseg.data.case import Cases
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.splits import Split
-from ambiseg.methods import METHODS
-from ambiseg.methods.base import Method
-from ambiseg.nn import UNet
-from ambiseg.nn.unet import FULL, LIGHT
+from ambiseg.methods import Method, Predictive, method_named
+from ambiseg.settings import read_json
 
 _FORMAT = "ambiseg.Run/1"
 Which = Literal["best", "last"]
@@ -50,18 +48,29 @@ SHIPPED = "demo"  # the model that comes with the package
 
 @dataclass(frozen=True)
 class Card:
-    """What a model's numbers mean: the classes, and how raw images become its input."""
+    """What a model's numbers mean: the classes, and how raw images become its input.
+
+    Attributes:
+        classes: names of the class ids.
+        evaluated: class ids that metrics look at.
+        channels: of the images.
+        intensity: how raw values become input.
+        title: of the training data.
+        stratum: what the method calls a stratum; empty for methods without.
+    """
 
     classes: tuple[str, ...]
     evaluated: tuple[int, ...]
     channels: int
     intensity: Intensity
     title: str
+    stratum: str = ""
 
     @staticmethod
-    def of(cases: Cases, intensity: Intensity) -> Card:
+    def of(cases: Cases, intensity: Intensity, method: type[Method]) -> Card:
         """The card of a model that is trained on ``cases``."""
-        return Card(tuple(cases.classes), tuple(cases.evaluated), cases.channels, intensity, cases.title)
+        about = tuple(cases.classes), tuple(cases.evaluated), cases.channels, intensity, cases.title
+        return Card(*about, method.stratum)
 
     def prepare(self, images: Tensor) -> Tensor:
         """Raw images ``[B, C, H, W]``, in the units of the training data, as the model's input."""
@@ -70,27 +79,63 @@ class Card:
         return self.intensity(images)
 
 
-def build_model(model: ModelConfig, channels: int, classes: int) -> Method:
+@dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """A method with trained weights, and what its numbers mean.
+
+    Attributes:
+        method: the network, in evaluation mode.
+        card: its classes, and how raw images become its input.
+        run, which: the run that it is from, and of which of its weights.
+    """
+
+    method: Method
+    card: Card
+    run: str = "memory"
+    which: str = ""
+
+    def predict(self, images: Tensor) -> Predictive:
+        """Prepared images ``[B, C, H, W]`` -> their predictive distribution; raw ones go through ``card.prepare``."""
+        return self.method.predict(images)
+
+    def to(self, device: torch.device | str) -> TrainedModel:
+        """The same model, moved to a device."""
+        self.method.to(device)
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.method.parameters()).device
+
+
+def build_model(config: Config, channels: int, classes: int) -> Method:
     """The network that a configuration describes, with fresh weights from PyTorch's global generator."""
-    if model.method not in METHODS:
-        raise ConfigError(f"model.method: expected one of {', '.join(METHODS)}, found {model.method!r}")
-    settings = asdict(model)
-    for key in ("method", "backbone", "channels", "convs", "momentum"):
-        del settings[key]
-    if model.backbone == "deeplabv3plus":
-        if model.channels is not None:
-            raise ConfigError("model.channels: expected nothing with deeplabv3plus, found levels of a U-Net")
-        backbone: Any = model.backbone
-    else:
-        levels = model.channels or (LIGHT if model.backbone == "unet-light" else FULL)
-        backbone = UNet(
-            channels, tuple(levels), convs=model.convs, momentum=model.momentum,
-            gate_level=settings.pop("gate_level"), inject_level=settings.pop("inject_level"),
-        )  # fmt: skip
     try:
-        return METHODS[model.method](channels, classes, backbone=backbone, **settings)
+        return method_named(config.model.method).build(config.model, config.backbone, channels, classes)
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(f"model: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What ``run.json`` must hold; it may hold more."""
+
+    format: str
+    data: _CardRecord
+    started: str = ""
+    command: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _CardRecord:
+    classes: tuple[str, ...]
+    evaluated: tuple[int, ...]
+    channels: int
+    intensity: Intensity
+    title: str
 
 
 class Run:
@@ -103,18 +148,13 @@ class Run:
         about = self.folder / "run.json"
         if not about.is_file():
             raise ConfigError(f"{self.folder}: expected the folder of a run with run.json in it, found no such file")
-        try:
-            self.about: dict[str, Any] = json.loads(about.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ConfigError(f"{about}: expected JSON, found {error}") from None
-        if self.about.get("format") != _FORMAT:
-            raise ConfigError(f"{about}: expected a run of format {_FORMAT}, found {self.about.get('format')}")
+        text = about.read_bytes()
+        record: _Record = read_json(_Record, about, text, "a run")
+        if record.format != _FORMAT:
+            raise ConfigError(f"{about}: expected a run of format {_FORMAT}, found {record.format}")
+        self.about: dict[str, Any] = json.loads(text)
         self.config: Config = configuration.load(self.folder / "config.yaml")
-        data = self.about["data"]
-        self.card = Card(
-            tuple(data["classes"]), tuple(data["evaluated"]), data["channels"], Intensity(**data["intensity"]),
-            data["title"],
-        )  # fmt: skip
+        self.card = Card(**vars(record.data), stratum=method_named(self.config.model.method).stratum)
 
     @staticmethod
     def create(folder: str | os.PathLike[str], config: Config, card: Card, split: Split, command: list[str]) -> Run:
@@ -128,7 +168,7 @@ class Run:
             "command": command,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "seed": config.seed,
-            "data": asdict(card),
+            "data": {key: value for key, value in asdict(card).items() if key != "stratum"},
             "split": {"fingerprint": split.fingerprint, "rule": str(split.rule)},
             "versions": versions(),
             "git": _commit(),
@@ -152,7 +192,7 @@ class Run:
         return folder
 
     def digest(self, which: Which = "best") -> str:
-        """Hash of the weights: what was found with others is out of date."""
+        """Hash of the weights: an evaluation with another hash is out of date."""
         return hashlib.blake2b(self._weights(which).read_bytes(), digest_size=16).hexdigest()
 
     @property
@@ -162,7 +202,7 @@ class Run:
 
     @property
     def history(self) -> list[dict[str, float]]:
-        """``metrics.csv``, one dictionary an epoch; empty cells are left out."""
+        """``metrics.csv``, one dictionary per epoch; empty cells are left out."""
         import csv
 
         path = self.folder / "metrics.csv"
@@ -171,15 +211,14 @@ class Run:
         with open(path, newline="", encoding="utf-8") as file:
             return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
 
-    def model(self, which: Which = "best", device: torch.device | str = "cpu") -> Method:
-        """The trained network in evaluation mode, with the :class:`Card` of its data as ``model.card``."""
+    def model(self, which: Which = "best", device: torch.device | str = "cpu") -> TrainedModel:
+        """The trained network in evaluation mode, with the card of its data."""
         path = self._weights(which)
         with torch.random.fork_rng(devices=[]):  # weights that are about to be replaced take nothing from the caller
-            model = build_model(self.config.model, self.card.channels, len(self.card.classes))
-        read_weights(model, path)
-        model.card = self.card  # type: ignore[assignment]
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a third faster on CPUs
-        return model.to(device).eval()
+            method = build_model(self.config, self.card.channels, len(self.card.classes))
+        read_weights(method, path)
+        method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a third faster on CPUs
+        return TrainedModel(method.to(device).eval(), self.card, str(self.folder), which)
 
     def _weights(self, which: Which) -> Path:
         path = self.folder / f"{which}.safetensors"
@@ -188,10 +227,10 @@ class Run:
         return path
 
 
-def load(run: str | os.PathLike[str], which: Which = "best", device: torch.device | str = "cpu") -> Method:
+def load(run: str | os.PathLike[str], which: Which = "best", device: torch.device | str = "cpu") -> TrainedModel:
     """A trained model: the folder of a run, or ``"demo"``, the small one that comes with the package.
 
-    The model's ``card`` says what its classes are and prepares raw images: ``model.predict(model.card.prepare(raw))``.
+    Its ``card`` says what its classes are and prepares raw images: ``model.predict(model.card.prepare(raw))``.
     """
     return open_run(run).model(which, device)
 

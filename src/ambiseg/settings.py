@@ -15,13 +15,15 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from ambiseg._util.errors import ConfigError
+from ambiseg._util.errors import ConfigError, DataError
 from ambiseg._util.text import did_you_mean
 
 S = TypeVar("S", bound="Settings")
 FORBID = ConfigDict(extra="forbid", allow_inf_nan=False)  # also for pydantic dataclasses that are settings
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", types.NoneType: "null"}
 _MANY = {int: "whole numbers", float: "numbers", str: "texts"}
+_EXTRA = ("extra_forbidden", "unexpected_keyword_argument")
+_LIMITS = ("greater_than_equal", "greater_than", "less_than_equal", "less_than")
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 
 
@@ -70,13 +72,13 @@ def validate(cls: type[S], content: Any, *, prefix: str = "", dashes: str = "") 
         dashes: put before keys, ``--`` for arguments of a command.
 
     >>> class Adam(Settings):
-    ...     lr: float = 1e-4
-    >>> validate(Adam, {"rl": 1}, prefix="my.yaml: ")
+    ...     rate: float = 1e-4
+    >>> validate(Adam, {"raet": 1}, prefix="my.yaml: ")
     Traceback (most recent call last):
-    ambiseg._util.errors.ConfigError: my.yaml: rl: no such setting; did you mean lr?
-    >>> validate(Adam, {"lr": "fast"}, dashes="--")
+    ambiseg._util.errors.ConfigError: my.yaml: raet: no such setting; did you mean rate?
+    >>> validate(Adam, {"rate": "fast"}, dashes="--")
     Traceback (most recent call last):
-    ambiseg._util.errors.ConfigError: --lr: expected a number, found 'fast'
+    ambiseg._util.errors.ConfigError: --rate: expected a number, found 'fast'
     """
     try:
         return cls.model_validate(content)
@@ -86,73 +88,70 @@ def validate(cls: type[S], content: Any, *, prefix: str = "", dashes: str = "") 
 
 def explain(error: ValidationError, cls: Any, content: Any = None, dashes: str = "") -> str:
     """The first problem of a validation, in one line that names the key, what was expected and what was found."""
-    problems = error.errors()
-    first = problems[0]
+    problems = [(problem, _place(cls, problem, content)) for problem in error.errors()]
     # Of a union every member complains. What is wrong inside a table says more than that it is not a number.
-    deepest = max((_field(cls, problem["loc"], content) for problem in problems), key=lambda place: len(place.path))
-    for problem in problems:
-        if _field(cls, problem["loc"], content).path == deepest.path and problem["loc"][:1] == first["loc"][:1]:
-            first = problem
-            break
-    place = _field(cls, first["loc"], content)
+    section = problems[0][1].path[:1]
+    problem, place = max(problems, key=lambda one: (one[1].path[:1] == section, len(one[1].path), _telling(one[0])))
     key = dashes + ".".join(place.path)
-    kind, context = first["type"], first.get("ctx", {})
+    kind, context = problem["type"], problem.get("ctx", {})
     cause = context.get("error")
     if isinstance(cause, SettingError):
         return f"{key}.{cause.key}: {cause}" if place.path else f"{dashes}{cause.key}: {cause}"
     if kind == "value_error":
-        return f"{key}: {cause}" if key else str(cause)
-    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return _unknown(place, first, cls, content, dashes)
+        return f"{key}: {cause}" if place.path and not isinstance(cause, DataError) else str(cause)
+    if kind in _EXTRA:
+        return _unknown(place.path, problem["input"], keys(cls, content), dashes)
     if kind == "missing":
         return f"{key}: expected a value, found none"
-    value = place.value if place.found else first["input"]
-    bounds = {"greater_than_equal", "greater_than", "less_than_equal", "less_than"}
-    if kind in bounds and place.field is not None and (words := _bounds_of(place.field)):
-        return f"{key}: expected {words}, found {inline(first['input'])}"
+    if place.field is None:
+        return f"{key}: expected {expected(place.kind)}, found {shown(problem['input'])}"
+    if kind in _LIMITS and (words := _bounds_of(place.field)):
+        return f"{key}: expected {words}, found {inline(problem['input'])}"
     if kind in ("too_short", "too_long"):
         sense, limit = ("at least", "min_length") if kind == "too_short" else ("at most", "max_length")
-        return f"{key}: expected {sense} {context[limit]} values, found {shown(value)}"
-    hint = place.field.annotation if place.field is not None else place.kind
-    return f"{key}: expected {expected(hint)}, found {shown(value)}"
+        return f"{key}: expected {sense} {context[limit]} values, found {shown(problem['input'])}"
+    hint = place.field.annotation if place.kind is None or len(_parts(place.field.annotation)) > 1 else place.kind
+    return f"{key}: expected {expected(hint)}, found {shown(place.value)}"
+
+
+def _telling(problem: Any) -> int:
+    """Which of several problems of one key to report: an unknown key rather than a value that is therefore missing."""
+    if problem["type"] in _EXTRA or isinstance(problem.get("ctx", {}).get("error"), SettingError):
+        return 2
+    return int(problem["type"] != "missing")
 
 
 class _Place(NamedTuple):
-    """Where in the settings a problem is: keys, the field there, the group that it is in, and what was given."""
+    """Where in the settings a problem is: keys, the field there, the section that it is or is in, what was given."""
 
     path: tuple[str, ...]
     field: FieldInfo | None
     kind: Any
     value: Any
-    found: bool
 
 
-def _field(cls: Any, loc: Sequence[int | str], content: Any) -> _Place:
+def _place(cls: Any, problem: Any, content: Any) -> _Place:
     """Follow pydantic's location, which names members of unions and items of lists as well, to the last known key."""
     path: list[str] = []
-    field, kind, value, found = None, cls, content, content is not None
-    for i, part in enumerate(loc):
+    field, kind, value = None, cls, content
+    for i, part in enumerate(problem["loc"]):
         fields = fields_of(kind)
-        if isinstance(part, str) and part in fields:
-            field = fields[part]
-        elif isinstance(part, str) and fields and i == len(loc) - 1:
-            field = None  # an unknown key
-        else:
+        unknown = problem["type"] in _EXTRA and i == len(problem["loc"]) - 1
+        if part not in fields and not unknown:
             continue
-        path.append(part)
-        found = found and isinstance(value, Mapping) and part in value
-        value = value[part] if found else None
-        kind = group_of(field.annotation, value) if field is not None else None
-    return _Place(tuple(path), field, kind, value, found)
+        field = None if unknown else fields[part]
+        path.append(str(part))
+        value = value[part] if isinstance(value, Mapping) and part in value else problem["input"]
+        kind = None if field is None else group_of(field.annotation, value)
+    return _Place(tuple(path), field, kind, value)
 
 
-def _unknown(place: _Place, problem: Any, cls: Any, content: Any, dashes: str) -> str:
-    path, value = [str(part) for part in place.path], problem["input"]
+def _unknown(path: Sequence[str], value: Any, known: Sequence[str], dashes: str) -> str:
+    text = ".".join(path)
     while isinstance(value, Mapping) and len(value) == 1:  # modle.experts is nearer to model.experts than modle is
         inner, value = next(iter(value.items()))
-        path.append(str(inner))
-    text = ".".join(path)
-    return f"{dashes}{text}: no such setting{did_you_mean(text, keys(cls, content), dashes)}"
+        text += f".{inner}"
+    return f"{dashes}{text}: no such setting{did_you_mean(text, known, dashes)}"
 
 
 def keys(cls: Any, content: Any = None, key: str = "") -> list[str]:
@@ -223,9 +222,10 @@ def _takes(hint: Any, kind: type) -> bool:
     )
 
 
-def takes_text(hint: Any) -> bool:
-    """Whether an argument of this type is a text as it was typed, not YAML."""
-    return set(_parts(hint)) <= {str, types.NoneType}
+def takes_text(hint: Any, or_else: bool = False) -> bool:
+    """Whether an argument of this type is a text as it was typed, not YAML; with ``or_else``, whether it may be one."""
+    parts = set(_parts(hint))
+    return str in parts and (or_else or parts <= {str, types.NoneType})
 
 
 def _bounds_of(field: FieldInfo) -> str:
@@ -276,16 +276,18 @@ def rows(cls: Any, key: str) -> Iterator[Row]:
     for name, field in fields_of(cls).items():
         if group_of(field.annotation) is not None and len(_parts(field.annotation)) == 1:
             continue
-        default = field.get_default(call_default_factory=True)
-        yield Row(f"{key}.{name}" if key else name, inline(default), _meaning(field))
+        default = "required" if field.is_required() else inline(field.get_default(call_default_factory=True))
+        yield Row(f"{key}.{name}" if key else name, default, _meaning(field))
 
 
 def _meaning(field: FieldInfo) -> str:
     """The description, with the words that a setting may be where it does not name them."""
     meaning = (field.description or "").rstrip(".")
     words = [str(word) for part in _parts(field.annotation) if get_origin(part) is Literal for word in get_args(part)]
-    named = all(re.search(rf"\b{re.escape(word)}\b", meaning) for word in words)
-    return meaning if named else f"{meaning}: {one_of(words)}"
+    if not all(re.search(rf"\b{re.escape(word)}\b", meaning) for word in words):
+        meaning += f": {one_of(words)}"
+    shared = getattr(group_of(field.annotation), "shared", "")  # a table that several settings may be
+    return f"{meaning}; or a {shared}" if shared else meaning
 
 
 # -- YAML -------------------------------------------------------------------------------------------------------------

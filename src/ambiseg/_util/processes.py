@@ -1,4 +1,4 @@
-"""Several processes that act as one program, and Lightning without its asides."""
+"""Which of several processes writes and prints; Lightning without its hints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "RANK")
-_ASIDES = (
+_HINTS = (
     ".*does not have many workers.*",
     ".*number of training batches.*",
     ".*exists and is not empty.*",
@@ -20,19 +20,19 @@ _ASIDES = (
 
 
 def first_process() -> bool:
-    """Whether this process is the one that speaks and writes; Lightning and SLURM number them in the environment."""
+    """Whether this process prints and writes files; Lightning and SLURM number processes in the environment."""
     return all(int(os.environ.get(name, 0)) == 0 for name in _RANKS)
 
 
 @contextmanager
-def plain_speech() -> Iterator[None]:
-    """Without Lightning's tips and lists of hardware, which are for people who call it themselves."""
+def quiet_lightning() -> Iterator[None]:
+    """Without Lightning's hints and lists of hardware, which are for those who call it themselves."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     with warnings.catch_warnings():
-        for message in _ASIDES:
+        for message in _HINTS:
             warnings.filterwarnings("ignore", message)
         try:
             yield

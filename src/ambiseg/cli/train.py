@@ -20,7 +20,16 @@ examples:
 Any setting can be given as --section.key value; `ambiseg train --settings` lists them with their meaning.
 """
 
-SECTIONS = ("data", "model", "optimizer", "schedules", "trainer", "evaluation", "seed")  # of ambiseg.config.Config
+SECTIONS = (
+    "data",
+    "backbone",
+    "model",
+    "optimizer",
+    "schedules",
+    "trainer",
+    "evaluation",
+    "seed",
+)  # of ambiseg.config.Config
 
 
 def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
@@ -114,23 +123,22 @@ def _summary(path: Path) -> str:
 
 
 def settings_text(width: int = 100) -> str:
-    """Every setting with its default and its meaning, by section, as the dataclasses have them."""
+    """Every setting with its default and its meaning, by section."""
     import textwrap
 
-    from ambiseg.config import Config
-    from ambiseg.schema import tables
+    from ambiseg.config import tables
 
     lines = [
         "Settings, their defaults and their meanings. Give one as --section.key value, or many in a YAML file:",
         "`ambiseg train demo --print_config > my.yaml` writes one to start from. Lists are [1, 2], tables are",
-        "{key: value}, and null is nothing: off, or left to its own choice.",
+        "{key: value}, and null is no value.",
     ]
     indent = 46
-    for section, what, rows in tables(Config):
-        lines += ["", f"{section}: {what}" if section else "in no section:"]
-        for key, default, meaning in rows:
-            start = f"  --{key:<30}{default}"
-            body = textwrap.wrap(meaning.replace("`", ""), max(width - indent, 30))
+    for table in tables():
+        lines += ["", *textwrap.wrap(table.title, max(width, 60), subsequent_indent="  ")]
+        for row in table.rows:
+            start = f"  {'' if table.key == 'schedule' else '--'}{row.key:<30}{row.default}"
+            body = textwrap.wrap(row.meaning.replace("`", ""), max(width - indent, 30))
             if len(start) < indent and body:
                 start = f"{start:<{indent}}{body.pop(0)}"
             lines += [start, *(" " * indent + line for line in body)]

@@ -10,7 +10,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from ambiseg._util.errors import ConfigError
-from ambiseg._util.processes import plain_speech
+from ambiseg._util.processes import quiet_lightning
 from ambiseg.data.loader import Batch
 from ambiseg.data.module import DataModule
 from ambiseg.evaluation.scoring import Rules, Scored, score_batch, settings_of
@@ -64,7 +64,7 @@ def score(scoring: Scoring, data: DataModule, **devices: Any) -> tuple[list[Scor
     """Scores of all images in the order of the part, and the settings they are of; the same in every process."""
     threads = torch.get_num_threads()
     try:
-        with plain_speech():
+        with quiet_lightning():
             trainer = _trainer(devices)
             trainer.test(scoring, datamodule=data, verbose=False)
             found = [(scoring.scored, scoring.settings)]

@@ -4,8 +4,8 @@
 
 A method writes ``build``, ``forward`` and ``loss``. Its :class:`Predictive` writes ``noise``, what is random about N
 draws, and ``probs``, the soft masks of a noise. Samples, marginals, volumes whose slices belong together and large
-images by windows follow from these. A method whose draws fall into strata of known probability (experts, members of an
-ensemble, components of a mixture) returns a :class:`Stratified` instead, which writes ``noise_of`` and ``centre_noise``.
+images by windows follow from these. A method whose draws fall into strata of known probability (experts, members,
+components of a mixture) returns a :class:`Stratified` instead, which writes ``noise_of`` and ``centre_noise``.
 """
 
 from __future__ import annotations
@@ -99,9 +99,7 @@ class Predictive(ABC):
     size: tuple[int, int]
 
     @abstractmethod
-    def noise(
-        self, n: int, generator: torch.Generator | None = None, size: tuple[int, int] | None = None
-    ) -> Noise:
+    def noise(self, n: int, generator: torch.Generator | None = None, size: tuple[int, int] | None = None) -> Noise:
         """What is random about ``n`` equally likely draws per image.
 
         Args:
@@ -218,7 +216,7 @@ class Method(nn.Module, ABC):
 
     Attributes:
         Config: its settings, a :class:`MethodConfig` whose ``method`` is the key in ``METHODS``.
-        stratum: what a stratum is called in tables, pictures and file names.
+        stratum: what a stratum is called in tables, pictures and file names; empty for methods without strata.
         annotations: which policies of ``data.annotations`` it can be trained with; the first is its default.
         uses_backbone: whether the ``backbone`` section says anything to it.
         incoherent: why one draw cannot be the same in all windows of an image and all slices of a volume, as one line;
@@ -227,7 +225,7 @@ class Method(nn.Module, ABC):
     """
 
     Config: ClassVar[type[MethodConfig]]
-    stratum: ClassVar[str] = "stratum"
+    stratum: ClassVar[str] = ""
     annotations: ClassVar[tuple[str, ...]] = ("all", "random", "once")
     uses_backbone: ClassVar[bool] = True
     incoherent: ClassVar[str] = ""

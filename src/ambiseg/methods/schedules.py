@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from ambiseg.settings import Settings, SettingError
+from ambiseg.settings import SettingError, Settings
 
 
 class Schedule(Settings):
     """A setting that moves from epoch to epoch."""
 
+    shared: ClassVar[str] = "SCHEDULE"  # its name in the table of settings
     kind: Literal["linear", "plateau"] = Field(
         "linear",
         description="linear: from the first value to the last over ``epochs``; plateau: to the next value when the "

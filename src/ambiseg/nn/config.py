@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from ambiseg.nn.deeplab import DeepLabV3Plus
 from ambiseg.nn.features import Backbone
 from ambiseg.nn.unet import FULL, LIGHT, UNet
-from ambiseg.settings import Settings, SettingError
+from ambiseg.settings import SettingError, Settings
 
 
 class BackboneConfig(Settings):

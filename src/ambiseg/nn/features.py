@@ -31,11 +31,13 @@ class Backbone(nn.Module):
         head_channels: channels of what :meth:`finish` returns; F unless noise enters before the decoder's end.
         multiple: how many times smaller than the image the deepest map is. Windows of large images start at multiples
             of it.
+        finishes: whether ``forward`` stops before the last features, so that :meth:`finish` runs per sample.
     """
 
     dense_channels: int
     gate_channels: int
     multiple: int = 64  # six halvings are as many as is usual
+    finishes: bool = False
 
     @property
     def head_channels(self) -> int:

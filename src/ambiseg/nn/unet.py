@@ -93,6 +93,7 @@ class UNet(Backbone):
         self.dense_channels = widths[self.inject_step]
         self._head_channels = widths[-1]
         self.multiple = 2**steps
+        self.finishes = self.inject_step < steps
 
     @property
     def head_channels(self) -> int:

@@ -80,9 +80,7 @@ def spacing(window: int | None, overlap: int | None) -> tuple[int, int]:
     return window, overlap
 
 
-def plan(
-    size: tuple[int, int], multiple: int, window: int | None = None, overlap: int | None = None
-) -> Windows | None:
+def plan(size: tuple[int, int], multiple: int, window: int | None = None, overlap: int | None = None) -> Windows | None:
     """Windows down and across an image of ``size``; ``None`` when it is taken whole.
 
     Args:

@@ -1,10 +1,13 @@
-"""``ambiseg.train``: a configuration in, the folder of a run out. Lightning runs the loop, on a core or eight nodes."""
+"""``ambiseg.train``: from a configuration to the folder of a run. Lightning runs the loop."""
 
 from __future__ import annotations
 
+import copy
 import os
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,12 @@ import torch
 
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.files import atomic_write, write_text
-from ambiseg._util.processes import first_process, plain_speech
+from ambiseg._util.processes import first_process, quiet_lightning
 from ambiseg._util.progress import reporting
 from ambiseg.config import Config, dump
+from ambiseg.data.config import DataConfig
 from ambiseg.data.loader import Batch
+from ambiseg.methods import method_named
 from ambiseg.runs import Card, Run, build_model
 
 __all__ = ["Stopped", "train"]
@@ -46,8 +51,8 @@ def train(
     import lightning.pytorch as pl
 
     from ambiseg.data.module import DataModule
-    from ambiseg.training.callbacks import Bar, Keep, Tell
-    from ambiseg.training.fitting import Fitting, NotFinite
+    from ambiseg.training.callbacks import Checkpoints, EpochLines, ProgressBar
+    from ambiseg.training.module import NonFiniteLoss, TrainingModule
 
     out = Path(out)
     checkpoint = _checkpoint(out) if resume else None
@@ -55,57 +60,84 @@ def train(
         config = _same(Run(out), config)
     elif first_process():
         Run.claim(out)
-    if config.trainer.threads:
-        torch.set_num_threads(config.trainer.threads)
-    with reporting("preparing data", quiet or not first_process()) as progress:
-        data = DataModule(config.data, progress=progress)
-        data.prepare_data()
-        data.setup()
-    card = Card.of(data.cases, data.intensity)
-    pl.seed_everything(config.seed, verbose=False)
-    model = build_model(config.model, card.channels, len(card.classes))
-    if config.trainer.channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if first_process() and not resume:
-        Run.create(out, config, card, data.split, command if command is not None else sys.argv)
-    elif resume:
-        _unchanged(Run(out), data.split.fingerprint)
-        if first_process():
-            write_text(out / "config.yaml", dump(config))  # how long and on what may be new
-    fitting = Fitting(model, config, card.evaluated, recover=lambda epoch, step: _batch(data, epoch, step))
     show = not quiet and first_process()
-    callbacks: list[Any] = [Keep(out)]
-    callbacks += [Tell(config.trainer.epochs)] if show else []
-    callbacks += [Bar()] if show and sys.stderr.isatty() else []
-    with plain_speech():
-        trainer = pl.Trainer(
-            max_epochs=config.trainer.epochs,
-            accelerator=config.trainer.accelerator,
-            devices=config.trainer.devices,
-            num_nodes=config.trainer.num_nodes,
-            strategy=config.trainer.strategy,
-            precision=config.trainer.precision,  # type: ignore[arg-type]
-            accumulate_grad_batches=config.trainer.accumulate,
-            gradient_clip_val=config.optimizer.clip,
-            check_val_every_n_epoch=config.trainer.check_every,
-            deterministic=config.trainer.deterministic,
-            callbacks=callbacks,
-            logger=_loggers(config, out),
-            enable_checkpointing=True,
-            enable_progress_bar=any(isinstance(c, Bar) for c in callbacks),
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            default_root_dir=out,
-        )
-        try:
-            trainer.fit(fitting, datamodule=data, ckpt_path=checkpoint, weights_only=True)
-        except NotFinite as error:
-            raise ConfigError(f"{error}; {_save_batch(fitting.offending, out)}") from None
-        except SystemExit:  # how Lightning answers Ctrl-C
-            raise Stopped(_how_to_go_on(out)) from None
+    with _threads(config.trainer.threads):
+        with reporting("preparing data", not show) as progress:
+            data = DataModule(_with_policy(config), progress=progress)
+            data.prepare_data()
+            data.setup()
+        card = Card.of(data.cases, data.intensity, method_named(config.model.method))
+        pl.seed_everything(config.seed, verbose=False)
+        model = build_model(config, card.channels, len(card.classes))
+        if config.trainer.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if first_process() and not resume:
+            Run.create(out, config, card, data.split, command if command is not None else sys.argv)
+        elif resume:
+            _unchanged(Run(out), data.split.fingerprint)
+            if first_process():
+                write_text(out / "config.yaml", dump(config))  # how long and on what may be new
+        module = TrainingModule(model, config, card.evaluated, recover=lambda epoch, step: _batch(data, epoch, step))
+        callbacks: list[Any] = [Checkpoints(out)]
+        callbacks += [EpochLines(config.trainer.epochs)] if show else []
+        callbacks += [ProgressBar()] if show and sys.stderr.isatty() else []
+        with quiet_lightning():
+            trainer = _trainer(config, out, callbacks, several=len(module.groups) > 1)
+            try:
+                trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
+            except NonFiniteLoss as error:
+                raise ConfigError(f"{error}; {_save_batch(module.offending, out)}") from None
+            except SystemExit:  # how Lightning answers Ctrl-C
+                raise Stopped(_how_to_resume(out)) from None
     if trainer.interrupted:
-        raise Stopped(_how_to_go_on(out))
+        raise Stopped(_how_to_resume(out))
     return Run(out)
+
+
+def _trainer(config: Config, out: Path, callbacks: list[Any], several: bool) -> Any:
+    import lightning.pytorch as pl
+
+    setting, strategy = config.trainer, config.trainer.strategy
+    alone = str(setting.devices) == "1" and setting.num_nodes == 1
+    if several and strategy in ("auto", "ddp") and not alone:
+        strategy = "ddp_find_unused_parameters_true"  # a phase leaves the parameters of the others unused
+    return pl.Trainer(
+        max_epochs=setting.epochs,
+        accelerator=setting.accelerator,
+        devices=setting.devices,
+        num_nodes=setting.num_nodes,
+        strategy=strategy,
+        precision=setting.precision,  # type: ignore[arg-type]
+        check_val_every_n_epoch=setting.check_every,
+        deterministic=setting.deterministic,
+        callbacks=callbacks,
+        logger=_loggers(config, out),
+        enable_checkpointing=True,
+        enable_progress_bar=type(callbacks[-1]).__name__ == "ProgressBar",
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        default_root_dir=out,
+    )
+
+
+def _with_policy(config: Config) -> DataConfig:
+    """The data with the annotations that are asked for, or those that the method trains on by default."""
+    data = copy.copy(config.data)
+    if data.annotations is None:
+        data.annotations = method_named(config.model.method).annotations[0]  # type: ignore[assignment]
+    return data
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """So many CPU threads of PyTorch for a while; ``None`` leaves them."""
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _batch(data: Any, epoch: int, step: int) -> Batch:
@@ -152,14 +184,11 @@ def _checkpoint(out: Path) -> Path | None:
 
 def _same(run: Run, asked: Config) -> Config:
     """The run's own configuration; only how long, on what, and where the data are may differ from it."""
-    import copy
-    from dataclasses import asdict
-
-    allowed = copy.deepcopy(run.config)
+    allowed = run.config.model_copy(deep=True)
     allowed.trainer = asked.trainer
     for key in ("root", "workers", "cache"):
         setattr(allowed.data, key, getattr(asked.data, key))
-    wanted, found = asdict(allowed), asdict(asked)
+    wanted, found = allowed.model_dump(), asked.model_dump()
     for section, values in wanted.items():
         if values != found[section]:
             keys = [k for k in values if values[k] != found[section][k]] if isinstance(values, dict) else []
@@ -175,12 +204,12 @@ def _unchanged(run: Run, fingerprint: str) -> None:
         raise ConfigError(f"{run.folder}: expected the data that the run began with, found that they have changed")
 
 
-def _how_to_go_on(out: Path) -> str:
+def _how_to_resume(out: Path) -> str:
     when = "stopped" if (out / "last.ckpt").is_file() else "stopped before the first epoch was finished"
     return f"{when}; go on with: ambiseg train --resume {shlex.quote(str(out))}"
 
 
-# -- Lightning's manners ----------------------------------------------------------------------------------------------
+# -- loggers ---------------------------------------------------------------------------------------------------------
 
 
 def _loggers(config: Config, out: Path) -> Any:

@@ -1,4 +1,4 @@
-"""What happens at the end of an epoch: files, and a line that says how it went."""
+"""What happens at the end of an epoch: files, and one line of text."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from lightning.pytorch.callbacks import Checkpoint, RichProgressBar
 
 from ambiseg._util.files import write_text
 from ambiseg.runs import write_weights
-from ambiseg.training.fitting import Fitting
+from ambiseg.training.module import TrainingModule
 
 
-class Keep(Checkpoint):
-    """Writes ``last`` and ``best`` at each epoch's end. A file is replaced when its successor is whole."""
+class Checkpoints(Checkpoint):
+    """Writes ``last`` and ``best`` at the end of each epoch. A file is replaced when its successor is complete."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -28,7 +29,7 @@ class Keep(Checkpoint):
         self.best = math.inf
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, Fitting)
+        assert isinstance(pl_module, TrainingModule)
         row = pl_module.history[-1]
         score = row.get("val_ged", math.nan)
         better = score < self.best
@@ -45,7 +46,7 @@ class Keep(Checkpoint):
                 draft.unlink(missing_ok=True)
         trainer.strategy.barrier()
 
-    def _publish(self, module: Fitting, draft: Path, last: Path, better: bool) -> None:
+    def _publish(self, module: TrainingModule, draft: Path, last: Path, better: bool) -> None:
         row = module.history[-1]
         about = {"epoch": str(int(row["epoch"])), "val_ged": f"{row.get('val_ged', math.nan):.6g}"}
         if better or not (self.folder / "best.ckpt").exists():
@@ -84,8 +85,14 @@ def _table(history: list[dict[str, float]]) -> str:
     return text.getvalue()
 
 
-class Tell(Checkpoint):
-    """One line an epoch, for logs and terminals alike; a Checkpoint, because those are called when all is known."""
+def terms_of(row: Mapping[str, float], scheduled: Collection[str] = ()) -> list[str]:
+    """The terms of the loss among the columns of an epoch: all that are not counted, scheduled or validated."""
+    known = {"epoch", "step", "lr", "loss", *scheduled}
+    return [name for name in row if name not in known and not name.startswith("val_")]
+
+
+class EpochLines(Checkpoint):
+    """One line per epoch, for logs and terminals alike; a Checkpoint, because those are called last."""
 
     def __init__(self, epochs: int) -> None:
         super().__init__()
@@ -95,22 +102,22 @@ class Tell(Checkpoint):
         self._started = time.monotonic()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, Fitting)
+        assert isinstance(pl_module, TrainingModule)
         if not trainer.is_global_zero:
             return
-        row, width = pl_module.history[-1], len(str(self.epochs))
+        row, width, moving = pl_module.history[-1], len(str(self.epochs)), pl_module.schedules
         text = f"epoch {int(row['epoch']):{width}d}/{self.epochs}  loss {row['loss']:.4f}"
-        text += "".join(f"  {name} {row[name]:.4f}" for name in ("transport", "kl") if name in row)
-        text += f"  γ {row['capacity']:.2f}" if "capacity" in row else ""
+        text += "".join(f"  {name} {row[name]:.4f}" for name in terms_of(row, moving))
+        text += "".join(f"  {name} {row[name]:.3g}" for name in moving)
         text += f"  val GED {row['val_ged']:.4f}" if "val_ged" in row else ""
         print(f"{text}  {time.monotonic() - self._started:.0f} s", file=sys.stderr, flush=True)
 
 
-class Bar(RichProgressBar):
-    """Lightning's bar with what matters here: loss, KL, γ, validation GED. It goes when the run ends; lines stay."""
+class ProgressBar(RichProgressBar):
+    """Lightning's bar with the loss and its terms, what is scheduled, and validation GED. The lines above it stay."""
 
     def configure_columns(self, trainer: Trainer) -> list:
-        columns = super().configure_columns(trainer)[:-1]  # steps a second are for those who write networks
+        columns = super().configure_columns(trainer)[:-1]  # without steps per second
         columns[1].bar_width = 20  # so that everything fits into a line
         return columns
 
@@ -123,12 +130,11 @@ class Bar(RichProgressBar):
         super().teardown(trainer, pl_module, stage)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        assert isinstance(pl_module, Fitting)
-        shown: dict[str, Any] = {}
-        sums = pl_module._sums
-        if sums and float(sums["count"]):
-            shown = {name: f"{float(sums[key] / sums['count']):.3f}" for name, key in (("loss", "total"), ("kl", "kl"))}
-        shown["γ"] = f"{pl_module.settings()['capacity']:.2f}"
+        assert isinstance(pl_module, TrainingModule)
+        means = pl_module.means()
+        shown: dict[str, Any] = {"loss": f"{means['loss']:.3f}"} if "loss" in means else {}
+        shown |= {name: f"{means[name]:.3f}" for name in terms_of(means)}
+        shown |= {name: f"{value:.3g}" for name, value in pl_module.scheduled().items()}
         if pl_module.history and "val_ged" in (row := pl_module.history[-1]):
             shown["val GED"] = f"{row['val_ged']:.4f}"
         return shown

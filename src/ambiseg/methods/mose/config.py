@@ -17,7 +17,7 @@ _RANGES = {"capacity": (0.0, 1.0), "group_threshold": (0.0, 1.0), "annealing": (
 class MoSEConfig(MethodConfig):
     """MoSE, the mixture of stochastic experts."""
 
-    method: Literal["mose"] = "mose"
+    method: Literal["mose"] = Field("mose", description="mose, or another key of ``ambiseg.METHODS``")
     experts: int = Field(4, ge=1, description="K, the number of experts")
     samples: int | Schedule = Field(4, description="S, samples of each expert in training")
     latent: int = Field(1, ge=1, description="L, the dimension of an expert's Gaussian")
@@ -27,7 +27,8 @@ class MoSEConfig(MethodConfig):
     )
     beta: float = Field(1.0, ge=0, description="β, the weight of the KL term")
     capacity: Scheduled = Field(
-        1.0, description="γ, how much annotation mass one sample may explain; 1 is no limit, small values spread experts"
+        1.0,
+        description="γ, how much annotation mass one sample may explain; 1: no limit, small values spread experts",
     )
     group_threshold: Scheduled = Field(
         1.0, description="G₀, experts whose mean masks overlap at least this much share one KL target; 1 is off"

@@ -67,7 +67,7 @@ class MoSE(Method):
         **settings: Any,
     ) -> None:
         super().__init__()
-        if isinstance(cost, str):
+        if cost is not None and not callable(cost):
             settings["cost"] = cost
         self.config = config = validate(MoSEConfig, settings) if config is None else config.changed(**settings)
         if classes < 2:
@@ -78,7 +78,9 @@ class MoSE(Method):
         self.register_buffer("class_weights", weights, persistent=False)  # a setting: checkpoints do not carry it
         self.class_weights: Tensor | None
         self.classes = classes
-        self.cost: str | Cost = config.cost if cost is None else cost
+        self.cost: str | Cost = cost if callable(cost) else config.cost
+        if isinstance(backbone, nn.Module) and {"gate_level", "inject_level"} & settings.keys():
+            raise ValueError("gate_level and inject_level go to the backbone itself when it is a module")
         self.backbone = _backbone(backbone, in_channels, config)
         self.experts = Experts(config.experts, config.latent, config.stochastic, config.diagonal)
         self.gate = Gate(self.backbone.gate_channels, config.experts, config.expert_weights)
@@ -110,7 +112,7 @@ class MoSE(Method):
 
     def predict_windows(self, image: Tensor, windows: Windows, step: Step | None = None) -> Predictive:
         """Features by windows, stitched to one map; the gate reads the mean over all of it, the head runs once."""
-        if self.config.inject_level < 1:  # the rest of the decoder runs per sample: blend what it makes of windows
+        if self.backbone.finishes:  # the rest of the decoder runs per sample: blend what it makes of windows
             return super().predict_windows(image, windows, step)
         with evaluation(self), torch.no_grad():
             features = stitched(self.backbone, image, windows, step)
@@ -242,6 +244,11 @@ class MoSEPredictive(Stratified):
     @property
     def classes(self) -> int:  # type: ignore[override]
         return self.model.classes
+
+    @property
+    def expert_weights(self) -> Tensor:
+        """π ``[B, K]``, the weights of the strata."""
+        return self.weights
 
     @property
     def tiled(self) -> bool:

@@ -1,4 +1,4 @@
-"""One method being fitted, as Lightning runs it."""
+"""A method in training, as Lightning runs it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ambiseg.config import Config, OptimizerConfig, Schedule
+from ambiseg.config import Config, OptimizerConfig
 from ambiseg.data.loader import Batch, seed_of
 from ambiseg.methods.base import Method
-from ambiseg.methods.schedules import Linear, Plateau
+from ambiseg.methods.schedules import Plateau
 from ambiseg.metrics import ged, matched_iou
 from ambiseg.transport import NotFiniteError
 
+_SCORES = ("val_ged", "val_ged_unbiased", "val_matched_iou")
 
-class NotFinite(RuntimeError):
+
+class NonFiniteLoss(RuntimeError):
     """The loss of a batch is nan or infinite."""
 
 
-class Fitting(LightningModule):
-    """A method, its optimiser and everything that moves while it is trained.
+class TrainingModule(LightningModule):
+    """A method, its optimisers and everything that moves while it is trained.
 
-    Whatever is random in a step comes from (seed, epoch, process, step), and whatever moves is a function of the step
-    or is in the checkpoint: a run that is taken up at an epoch's end goes on to the bit as if it had not stopped.
+    A training step goes through the phases that the method names, one optimiser each. Whatever is random in a step
+    comes from (seed, epoch, process, step), and whatever moves is a function of the step or is in the checkpoint: a run
+    that is resumed at the end of an epoch goes on to the bit as if it had not stopped.
 
     Args:
         model: what is trained.
@@ -45,23 +48,20 @@ class Fitting(LightningModule):
         recover: Callable[[int, int], Batch] | None = None,
     ) -> None:
         super().__init__()
+        self.automatic_optimization = False
         self.model, self.config, self.evaluated = model, config, evaluated
         self.average = copy.deepcopy(model).requires_grad_(False) if config.optimizer.average else None
-        schedules = config.schedules
-        self.schedules: dict[str, Linear | Plateau] = {
-            "capacity": make_schedule(schedules.capacity),
-            "group_threshold": make_schedule(schedules.group_threshold),
-            "annealing": make_schedule(schedules.annealing),
-        }
-        if schedules.samples is not None:
-            self.schedules["samples"] = make_schedule(schedules.samples)
+        self.groups = model.parameter_groups()
+        self.schedules = {name: schedule.start() for name, schedule in config.model.schedules.items()}
         optimizer = config.optimizer
         self.rate = Plateau(_rates(optimizer), optimizer.patience) if optimizer.decay == "plateau" else None
+        self.steps = 0
         self.history: list[dict[str, float]] = []
         self.offending: Batch | None = None
         self._recover = recover
-        self._sums: dict[str, Tensor] = {}
-        self._scores: dict[str, list[Tensor]] = _no_scores()
+        self._sums: dict[str, tuple[Tensor, Tensor]] = {}
+        self._bad = torch.tensor(math.inf)
+        self._scores: dict[str, list[Tensor]] = {name: [] for name in _SCORES}
         self.allow_zero_length_dataloader_with_multiple_devices = True  # fewer validation batches than processes
 
     @property
@@ -71,61 +71,73 @@ class Fitting(LightningModule):
 
     # -- training ----------------------------------------------------------------------------------------------
 
-    def settings(self) -> dict[str, float]:
-        """What the schedules say in this epoch."""
-        values = {name: schedule.value for name, schedule in self.schedules.items()}
-        if "samples" in values:
-            values["samples"] = round(values["samples"])
-        return values
+    def scheduled(self) -> dict[str, float]:
+        """The values of the settings that move, in this epoch."""
+        return {name: schedule.value for name, schedule in self.schedules.items()}
 
     def on_train_epoch_start(self) -> None:
-        self._sums = {}
+        self._sums, self._bad = {}, torch.tensor(math.inf, device=self.device, dtype=torch.double)
 
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        rate = self.rate_at(self.trainer.global_step)
-        for group in self.optimizers().param_groups:  # type: ignore[union-attr]
-            group["lr"] = rate
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
         seed = seed_of(self.config.seed, "samples", self.current_epoch, self.global_rank, batch_idx)
         generator = torch.Generator(self.device).manual_seed(seed)
-        try:
-            terms = self.model.loss(
-                batch.images, batch.annotations, regions=batch.regions, generator=generator, **self.settings()
-            )
-        except NotFiniteError:  # on a CPU the coupling looks
-            self._stop(batch_idx)
-        self._keep(terms, batch_idx)
-        return terms["total"]
+        accumulate = self.config.trainer.accumulate
+        last = (batch_idx + 1) % accumulate == 0 or self.trainer.is_last_batch
+        optimizers = dict(zip(self.groups, _listed(self.optimizers()), strict=True))
+        losses, several = [], len(self.groups) > 1
+        for phase in self.model.phases(self.steps):
+            optimizer = optimizers[phase]
+            for group in optimizer.param_groups:
+                group["lr"] = self.rate_at(self.steps, phase)
+            if several:
+                self.toggle_optimizer(optimizer)  # the other parts stand still, and cost no gradient
+            try:
+                extra = {"phase": phase} if several else {}
+                scheduled = self.scheduled()
+                terms = self.model.loss(batch.images, batch.annotations, generator=generator, **scheduled, **extra)
+            except NotFiniteError:  # on a CPU the coupling looks
+                self._stop(batch_idx)
+            losses.append(terms.pop("total"))
+            names = {f"{phase}_{name}": value for name, value in terms.items()} if several else terms
+            self._add(names | ({f"{phase}_loss": losses[-1]} if several else {}))
+            self.manual_backward(losses[-1] / accumulate)
+            if last:
+                self.clip_gradients(optimizer, self.config.optimizer.clip, "norm")
+                optimizer.step()
+                optimizer.zero_grad()
+            if several:
+                self.untoggle_optimizer(optimizer)
+        self._look(sum(losses[1:], start=losses[0]), batch_idx)
+        if last:
+            self.steps += 1
+            if self.average is not None:
+                self._average()
 
-    def _keep(self, terms: dict[str, Tensor], step: int) -> None:
-        """Sums of the epoch on the device; the first step that was not finite is looked up without waiting for it."""
-        values = {name: value.detach().double() for name, value in terms.items()}
-        bad = torch.where(values["total"].isfinite(), math.inf, float(step))
-        if not self._sums:
-            self._sums = {name: torch.zeros_like(value) for name, value in values.items()}
-            self._sums |= {"count": torch.zeros_like(bad), "bad": torch.full_like(bad, math.inf)}
-        for name, value in values.items():
-            self._sums[name] += value
-        self._sums["count"] += 1
-        self._sums["bad"] = torch.minimum(self._sums["bad"], bad)
-        if bad.is_cpu or step % 50 == 49:
+    def _add(self, terms: dict[str, Tensor]) -> None:
+        """Sums of the epoch and how many there are, on the device."""
+        for name, value in terms.items():
+            value = value.detach().double()
+            total, count = self._sums.get(name, (torch.zeros_like(value), torch.zeros_like(value)))
+            self._sums[name] = total + value, count + 1
+
+    def _look(self, loss: Tensor, step: int) -> None:
+        """Count the loss; the first step that was not finite is looked up without waiting for the device."""
+        self._add({"loss": loss})
+        self._bad = torch.minimum(self._bad, torch.where(loss.detach().isfinite(), math.inf, float(step)))
+        if self._bad.is_cpu or step % 50 == 49:
             self._check()
 
     def _check(self) -> None:
-        step = float(self._sums["bad"]) if self._sums else math.inf
-        if math.isfinite(step):
+        if math.isfinite(step := float(self._bad)):
             self._stop(int(step))
 
     def _stop(self, step: int) -> NoReturn:
         if self._recover is not None:
             self.offending = self._recover(self.current_epoch, step)
         names = f" for {', '.join(self.offending.names)}" if self.offending is not None else ""
-        raise NotFinite(f"epoch {self.current_epoch + 1}, step {step + 1}: the loss is not finite{names}")
+        raise NonFiniteLoss(f"epoch {self.current_epoch + 1}, step {step + 1}: the loss is not finite{names}")
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        if self.average is not None and (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0:
-            self._average()
         if self.trainer.world_size > 1 and self.trainer.is_last_batch:
             self._agree()
 
@@ -142,24 +154,27 @@ class Fitting(LightningModule):
     @torch.no_grad()
     def _average(self) -> None:
         assert self.average is not None
-        steps = self.trainer.global_step
-        memory = min(self.config.optimizer.average, (1 + steps) / (10 + steps))  # the first steps are soon forgotten
+        memory = min(self.config.optimizer.average, (1 + self.steps) / (10 + self.steps))  # forget the first steps soon
         for kept, new in zip(self.average.state_dict().values(), self.model.state_dict().values(), strict=True):
             if kept.is_floating_point():
                 kept.lerp_(new, 1 - memory)
             else:
                 kept.copy_(new)
 
+    def means(self) -> dict[str, float]:
+        """Means of the loss and its terms over the epoch so far, in this process."""
+        return {name: float(total / count) for name, (total, count) in self._sums.items()}
+
     def on_train_epoch_end(self) -> None:
         self._check()
-        sums = {name: self.all_reduce(value) for name, value in self._sums.items() if name != "bad"}
-        means = {name: float(value / sums["count"]) for name, value in sums.items() if name != "count"}
+        self._sums = {name: (self.all_reduce(x), self.all_reduce(n)) for name, (x, n) in self._sums.items()}
+        means = self.means()
         row = {
             "epoch": self.current_epoch + 1,
-            "step": self.trainer.global_step,
-            "lr": self.rate_at(max(self.trainer.global_step - 1, 0)),
-            **self.settings(),
-            "loss": means.pop("total"),
+            "step": self.steps,
+            "lr": self.rate_at(max(self.steps - 1, 0)),
+            **self.scheduled(),
+            "loss": means.pop("loss"),
             **means,
             **self._validated(),
         }
@@ -175,28 +190,31 @@ class Fitting(LightningModule):
 
     # -- learning rate -----------------------------------------------------------------------------------------
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        optimizer = self.config.optimizer
-        groups = self.model.parameter_groups()
-        if len(groups) > 1:
-            raise NotImplementedError(f"one optimiser for now, found parameter groups {', '.join(groups)}")
-        parameters = [p for group in groups.values() for p in group]
-        return torch.optim.Adam(parameters, lr=optimizer.lr, weight_decay=optimizer.weight_decay)
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        setting, made = self.config.optimizer, []
+        for group in self.groups.values():
+            decay = setting.weight_decay if group.weight_decay is None else group.weight_decay
+            lr = setting.lr if group.lr is None else group.lr
+            made.append(torch.optim.Adam(group.parameters, lr=lr, betas=group.betas, weight_decay=decay))
+        return made
 
-    def rate_at(self, step: int) -> float:
+    def rate_at(self, step: int, phase: str | None = None) -> float:
         """The learning rate of a step, a function of its number (or, on a plateau, of the state in the checkpoint)."""
         setting = self.config.optimizer
+        own = None if phase is None else self.groups[phase].lr
+        lr = setting.lr if own is None else own
         rise = min(1.0, (step + 1) / setting.warm_up) if setting.warm_up else 1.0
         if self.rate is not None:
-            return rise * self.rate.value
-        done = min(step / max(int(self.trainer.estimated_stepping_batches), 1), 1.0)
+            return rise * self.rate.value * (lr / setting.lr)
+        per_epoch = -(-int(self.trainer.num_training_batches) // self.config.trainer.accumulate)
+        done = min(step / max(per_epoch * self.config.trainer.epochs, 1), 1.0)
         share = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[setting.decay]
-        return rise * max(setting.lr * share, min(setting.min_lr, setting.lr))
+        return rise * max(lr * share, min(setting.min_lr, lr))
 
     # -- validation --------------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
-        self._scores = _no_scores()
+        self._scores = {name: [] for name in _SCORES}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         # The same draws at every epoch, so that epochs differ by their weights alone.
@@ -232,6 +250,7 @@ class Fitting(LightningModule):
             "schedules": {name: schedule.state_dict() for name, schedule in self.schedules.items()},
             "rate": None if self.rate is None else self.rate.state_dict(),
             "history": self.history,
+            "steps": self.steps,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -241,17 +260,11 @@ class Fitting(LightningModule):
         if self.rate is not None:
             self.rate.load_state_dict(state["rate"])
         self.history = list(state["history"])
+        self.steps = state.get("steps", int(self.history[-1]["step"]))  # version 0.1 had it in the history alone
 
 
-def _no_scores() -> dict[str, list[Tensor]]:
-    return {"val_ged": [], "val_ged_unbiased": [], "val_matched_iou": []}
-
-
-def make_schedule(setting: Schedule) -> Linear | Plateau:
-    """The schedule that a setting describes."""
-    if setting.kind == "linear":
-        return Linear(setting.values[0], setting.values[1], setting.epochs, setting.warm_up)
-    return Plateau(setting.values, setting.patience)  # a single value stays
+def _listed(optimizers: Any) -> list[Any]:
+    return optimizers if isinstance(optimizers, list) else [optimizers]
 
 
 def _rates(setting: OptimizerConfig) -> list[float]:
