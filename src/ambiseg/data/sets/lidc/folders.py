@@ -9,7 +9,7 @@ import numpy as np
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.text import shape_text
-from ambiseg.data.sets.files import finished_files, read_npy
+from ambiseg.data.sets.files import check_partners, finished_files, read_npy
 from ambiseg.data.sets.lidc.crops import BYTES, PARTS, READERS, Crop, Crops, patient_in, shift_of, unit_image
 from ambiseg.data.store import Progress
 
@@ -70,10 +70,8 @@ def _pairs(images: Path, labels: Path) -> list[tuple[Path, Path]]:
     if not labels.is_dir():
         raise DataError(f"{labels}: expected a folder of labels beside {images.name}, found none")
     here, there = ({path.name: path for path in finished_files(folder.iterdir())} for folder in (images, labels))
-    for known, other, folder in ((here, there, labels), (there, here, images)):
-        if alone := [name for name in known if name not in other]:
-            found = f"none ({len(alone)} missing in all): half-downloaded?"
-            raise DataError(f"{folder / alone[0]}: expected a file beside {known[alone[0]].parent}, found {found}")
+    check_partners(here, there, lambda _, path: labels / path.name, ": half-downloaded?")
+    check_partners(there, here, lambda _, path: images / path.name, ": half-downloaded?")
     return [(path, there[name]) for name, path in here.items()]
 
 
