@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
 .PHONY: help demo setup test lint format bench docs clean
@@ -13,16 +14,16 @@ demo: $(VENV)/.run  ## Train MoSE on the embedded data, evaluate it, write the r
 	$(BIN)/ambiseg demo --out runs/demo
 
 # The stamps are written last, so an interrupted installation is taken up again.
-$(VENV)/.run: pyproject.toml
+$(VENV)/.run: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(PIP) ".[all]"
 	touch $@
 
 setup: $(VENV)/.dev  ## Make .venv and install ambiseg with everything the tests need
 
-$(VENV)/.dev: pyproject.toml
+$(VENV)/.dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(PIP) ".[dev]"
 	touch $@ $(VENV)/.run
 
 test: setup lint  ## Lint, check types, run all tests and doctests
@@ -41,7 +42,7 @@ bench: setup  ## Print the benchmark tables and write them to benchmarks/results
 	$(BIN)/python -m benchmarks
 
 docs: setup  ## Build the documentation into docs/_build/html
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	$(PIP) ".[docs]"
 	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html
 	@echo "open docs/_build/html/index.html"
 

@@ -61,7 +61,7 @@ def _step_seconds(store: Store) -> float:
 
     def step() -> None:
         optimiser.zero_grad()
-        model.loss(batch.images, batch.annotations, regions=batch.regions)["total"].backward()
+        model.loss(batch.images, batch.annotations)["total"].backward()
         optimiser.step()
 
     step()

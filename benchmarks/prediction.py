@@ -24,15 +24,15 @@ from ambiseg import MoSE
 from ambiseg.data.intensity import Intensity
 from ambiseg.prediction import Options, Predictor, write
 from ambiseg.prediction.inputs import array_source
-from ambiseg.runs import Card
+from ambiseg.runs import Card, TrainedModel
 
 backbone, side, window = json.loads(sys.argv[1])
 torch.set_num_threads(1)
-model = MoSE(1, 2, experts=4, backbone=backbone)
-model.card = Card(("ground", "shape"), (1,), 1, Intensity(0, 255, 127.5, 127.5), "noise")
+card = Card(("ground", "shape"), (1,), 1, Intensity(0, 255, 127.5, 127.5), "noise", MoSE.stratum)
+model = TrainedModel(MoSE(1, 2, experts=4, backbone=backbone).eval(), card)
 image = torch.randint(256, (1, side, side), dtype=torch.uint8)
 before = time.process_time()
-prediction = Predictor(model, Options(per_expert=4, window=window))(array_source(image, "large"))
+prediction = Predictor(model, Options(per_stratum=4, window=window))(array_source(image, "large"))
 predicted = time.process_time()
 with tempfile.TemporaryDirectory() as folder:
     write(prediction, Path(folder))

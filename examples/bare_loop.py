@@ -74,7 +74,7 @@ print(f"matched IoU to the truth {ambiseg.matched_iou(masks, truth).mean():.3f}"
 import matplotlib.pyplot as plt  # noqa: E402 - where it is used, as in a notebook
 
 chosen = slice(-TEST, None, TEST // 4)
-experts = model.predict(images[chosen]).compact(per_expert=1, generator=torch.Generator().manual_seed(0))
+experts = model.predict(images[chosen]).compact(per_stratum=1, generator=torch.Generator().manual_seed(0))
 titles = ["image", *(f"reader {m + 1}" for m in range(4)), *(f"expert {k + 1}" for k in range(4))]
 figure, axes = plt.subplots(len(experts), 9, figsize=(9, 4.6), layout="constrained")
 for row, line in enumerate(axes):

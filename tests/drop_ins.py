@@ -47,7 +47,7 @@ class Latent(Method):
         """A latent code beside the features."""
 
         method: Literal["latent"] = "latent"
-        latent: int = Field(2, ge=1, description="dimension of the code")
+        latent: int = Field(default=2, ge=1, description="dimension of the code")
 
     annotations = ("random", "once")
 
@@ -62,7 +62,7 @@ class Latent(Method):
 
     def forward(self, images):
         dense = self.backbone(images).dense
-        return LatentPredictive(dense, self.head, self.config.latent, self.classes, images.shape[2:])
+        return LatentPredictive(dense, self.head, self.config.latent, self.classes, (images.shape[2], images.shape[3]))
 
     def loss(self, images, annotations, *, generator=None):
         predictive = self(images)
@@ -99,8 +99,8 @@ class TwoHeads(Method):
         """Two heads with probabilities of their own."""
 
         method: Literal["two-heads"] = "two-heads"
-        width: int = Field(4, ge=1, description="features of the heads")
-        sharpness: Scheduled = Field(1.0, description="of the weights")
+        width: int = Field(default=4, ge=1, description="features of the heads")
+        sharpness: Scheduled = Field(default=1.0, description="of the weights")
 
     stratum = "head"
 
@@ -121,7 +121,7 @@ class TwoHeads(Method):
         features = self.backbone(images)
         logits = torch.stack([head(features.dense) for head in self.heads], 1)
         weights = self.gate(features.gate.mean((2, 3))).softmax(1)
-        return HeadsPredictive(logits, weights, self.classes, images.shape[2:])
+        return HeadsPredictive(logits, weights, self.classes, (images.shape[2], images.shape[3]))
 
     def loss(self, images, annotations, *, generator=None, sharpness=None):
         predictive, sharpness = self(images), final(self.config.sharpness) if sharpness is None else sharpness

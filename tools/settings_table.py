@@ -22,9 +22,7 @@ def markdown() -> str:
         name, _, what = table.title.partition(": ")
         lines = [f"### `{name}`" if what else f"### {name.capitalize()}", "", _cell(what), ""]
         lines += ["| setting | default | meaning |", "|---|---|---|"]
-        lines += [
-            f"| `{row.key}` | {f'`{row.default}`' * bool(row.default)} | {_cell(row.meaning)} |" for row in table.rows
-        ]
+        lines += [f"| `{row.key}` | `{row.default}` | {_cell(row.meaning)} |" for row in table.rows]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 

@@ -35,17 +35,14 @@ def main(folder: str) -> None:
         "split": found.split,
         "images": found.images,
         "patients": found.patients,
-        **{
-            f"{setting['form']}-{setting['samples']}": {name: setting["metrics"][name] for name in METRICS}
-            for setting in found.settings
-        },
+        **{setting.key: {name: setting.metrics[name].model_dump() for name in METRICS} for setting in found.settings},
     }
     write_text(TARGET / "run.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
     print(f"{TARGET}: {sum(path.stat().st_size for path in TARGET.iterdir()):,} bytes")
 
 
 def _samples(found: Evaluation) -> list[int]:
-    return sorted({setting["samples"] for setting in found.settings if setting["form"] == "standard"})
+    return sorted({setting.samples for setting in found.settings if setting.form == "standard"})
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
 """ambiseg: segmentation where annotators disagree. Every plausible mask, and how likely each one is.
 
-    image ─► backbone ─► experts + gate ─► Predictive ─► MaskDistribution ─► OT loss (training) / metrics ─► report
+    image ─► Method ─► Predictive ─► MaskDistribution ─► loss (training) / metrics ─► report
 
-- :mod:`ambiseg.masks`       MaskDistribution: weighted masks, the one currency
-- :mod:`ambiseg.regions`     pixels that all annotators labelled alike = one region; region sums
+- :mod:`ambiseg.masks`       MaskDistribution: weighted masks, for annotations and predictions alike
+- :mod:`ambiseg.regions`     pixels that all annotators labelled alike form one region; sums over regions
 - :mod:`ambiseg.overlap`     pairwise IoU of hard masks; soft IoU and cross-entropy costs ``[B, N, M]``
-- :mod:`ambiseg.transport`   couplings (nearest, greedy, exact) and the relaxed OT objective
+- :mod:`ambiseg.transport`   couplings (nearest, greedy, exact) and the relaxed transport objective
 - :mod:`ambiseg.metrics`     ged, matched_iou, ece, diversity, entropy; named protocols; bootstrap intervals
 - :mod:`ambiseg.streaming`   the same metrics as torchmetrics classes
-- :mod:`ambiseg.nn`          backbones, experts, gate, the fused pixel head
-- :mod:`ambiseg.methods`     MoSE, and the protocol that other methods will follow
+- :mod:`ambiseg.nn`          backbones, heads, windows of large images
+- :mod:`ambiseg.methods`     the methods, and the protocol that they follow
+- :mod:`ambiseg.io`          files of pixels: pictures, NIfTI, DICOM
 - :mod:`ambiseg.data`        data sets, splits, augmentation, loading
-- :mod:`ambiseg.config`      a run as one typed configuration; recipes; :mod:`ambiseg.schema` says what does not fit
+- :mod:`ambiseg.config`      a run as one typed configuration; recipes
 - :mod:`ambiseg.runs`        the folder of a run, and loading a model from it
 - :mod:`ambiseg.training`    ``train``; :mod:`ambiseg.evaluation` ``evaluate``; :mod:`ambiseg.prediction` ``predict``
 - :mod:`ambiseg.report`      the page of a run
@@ -26,10 +27,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ambiseg import data, masks, methods, metrics, nn, overlap, regions, transport
-    from ambiseg.evaluation import evaluate
+    from ambiseg import (
+        config,
+        data,
+        evaluation,
+        io,
+        masks,
+        methods,
+        metrics,
+        nn,
+        overlap,
+        prediction,
+        regions,
+        runs,
+        streaming,
+        training,
+        transport,
+    )
+    from ambiseg.config import Config
+    from ambiseg.evaluation import Evaluation, evaluate, evaluate_files
     from ambiseg.masks import MaskDistribution
-    from ambiseg.methods import METHODS, MoSE, load_official
+    from ambiseg.methods import METHODS, Method, MoSE, Predictive, Stratified, load_official
     from ambiseg.metrics import (
         PROTOCOLS,
         bootstrap,
@@ -42,20 +60,29 @@ if TYPE_CHECKING:
     )
     from ambiseg.overlap import pairwise_iou
     from ambiseg.prediction import predict
-    from ambiseg.runs import load
+    from ambiseg.report import report
+    from ambiseg.runs import Run, TrainedModel, load
     from ambiseg.training import train
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.2.0.dev0"
 
 # Where each public name lives; a module is its own home. `TYPE_CHECKING` above says the same to editors.
 _HOMES = {
     "METHODS": "methods",
     "PROTOCOLS": "metrics",
+    "Config": "config",
+    "Evaluation": "evaluation",
     "MaskDistribution": "masks",
+    "Method": "methods",
     "MoSE": "methods",
+    "Predictive": "methods",
+    "Run": "runs",
+    "Stratified": "methods",
+    "TrainedModel": "runs",
     "bootstrap": "metrics",
     "ece": "metrics",
     "evaluate": "evaluation",
+    "evaluate_files": "evaluation",
     "ged": "metrics",
     "load": "runs",
     "load_official": "methods",
@@ -64,19 +91,31 @@ _HOMES = {
     "pixel_entropy": "metrics",
     "predict": "prediction",
     "reliability_curve": "metrics",
+    "report": "report",
     "sample_diversity": "metrics",
     "train": "training",
 }
-_MODULES = ("data", "masks", "methods", "metrics", "nn", "overlap", "regions", "streaming", "transport")
+_MODULES = (
+    "config", "data", "evaluation", "io", "masks", "methods", "metrics", "nn", "overlap", "prediction", "regions",
+    "runs", "streaming", "training", "transport",
+)  # fmt: skip
 
 __all__ = [  # noqa: RUF022 - names first, then modules
     "METHODS",
     "PROTOCOLS",
+    "Config",
+    "Evaluation",
     "MaskDistribution",
+    "Method",
     "MoSE",
+    "Predictive",
+    "Run",
+    "Stratified",
+    "TrainedModel",
     "bootstrap",
     "ece",
     "evaluate",
+    "evaluate_files",
     "ged",
     "load",
     "load_official",
@@ -85,27 +124,38 @@ __all__ = [  # noqa: RUF022 - names first, then modules
     "pixel_entropy",
     "predict",
     "reliability_curve",
+    "report",
     "sample_diversity",
     "train",
+    "config",
     "data",
+    "evaluation",
+    "io",
     "masks",
     "methods",
     "metrics",
     "nn",
     "overlap",
+    "prediction",
     "regions",
+    "runs",
+    "streaming",
+    "training",
     "transport",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(import_module(f"ambiseg.{_HOMES[name]}"), name)
-    elif name in _MODULES:
-        value = import_module(f"ambiseg.{name}")
-    else:
+    if name not in _HOMES and name not in _MODULES:
         raise AttributeError(f"module 'ambiseg' has no attribute {name!r}")
-    globals()[name] = value  # the next look finds it at once
+    try:
+        home = import_module(f"ambiseg.{_HOMES.get(name, name)}")
+    except ModuleNotFoundError as error:
+        from ambiseg._util.extras import explained
+
+        raise explained(error) from None
+    value = getattr(home, name) if name in _HOMES else home
+    globals()[name] = value  # found at once from now on
     return value
 
 

@@ -35,20 +35,20 @@ from ambiseg.settings import (
 class OptimizerConfig(Settings):
     """Adam."""
 
-    lr: float = Field(1e-4, gt=0, description="learning rate")
-    weight_decay: float = Field(1e-5, ge=0, description="as a penalty on the squared weights")
+    lr: float = Field(default=1e-4, gt=0, description="learning rate")
+    weight_decay: float = Field(default=1e-5, ge=0, description="as a penalty on the squared weights")
     decay: Literal["constant", "linear", "cosine", "plateau"] = Field(
-        "constant",
+        default="constant",
         description="constant; linear or cosine to ``min_lr`` over the whole run, step by step; or plateau: times "
         "``factor`` when the training loss has not improved for more than ``patience`` epochs",
     )
-    min_lr: float = Field(1e-5, ge=0, description="the smallest learning rate")
-    factor: float = Field(0.5, gt=0, le=1, description="of plateau")
-    patience: int = Field(10, ge=0, description="of plateau, in epochs")
-    warm_up: int = Field(0, ge=0, description="steps over which the learning rate rises from 0")
-    clip: float | None = Field(None, gt=0, description="largest norm of the gradient; null: not clipped")
+    min_lr: float = Field(default=1e-5, ge=0, description="the smallest learning rate")
+    factor: float = Field(default=0.5, gt=0, le=1, description="of plateau")
+    patience: int = Field(default=10, ge=0, description="of plateau, in epochs")
+    warm_up: int = Field(default=0, ge=0, description="steps over which the learning rate rises from 0")
+    clip: float | None = Field(default=None, gt=0, description="largest norm of the gradient; null: not clipped")
     average: float = Field(
-        0.0,
+        default=0.0,
         ge=0,
         lt=1,
         description="keep an exponential average of the weights with this memory (0.998 remembers some 500 steps), and "
@@ -59,29 +59,34 @@ class OptimizerConfig(Settings):
 class TrainerConfig(Settings):
     """How long, and on what."""
 
-    epochs: int = Field(30, ge=1, description="passes through the training set")
-    accelerator: str = Field("auto", description="auto, cpu, gpu, mps and others that Lightning knows")
-    devices: int | str = Field(1, description='how many devices, or which: 2, "0,3", auto')
-    num_nodes: int = Field(1, ge=1, description="machines")
-    strategy: str = Field("auto", description="auto, ddp and others that Lightning knows")
-    precision: str = Field("32-true", description="32-true, bf16-mixed, 16-mixed and others that Lightning knows")
-    accumulate: int = Field(1, ge=1, description="batches whose gradients are added before a step")
-    channels_last: bool = Field(
-        True, description="keep the features of a pixel side by side in memory: faster on CPUs and in mixed precision"
+    epochs: int = Field(default=30, ge=1, description="passes through the training set")
+    accelerator: str = Field(default="auto", description="auto, cpu, gpu, mps and others that Lightning knows")
+    devices: int | str = Field(default=1, description='how many devices, or which: 2, "0,3", auto')
+    num_nodes: int = Field(default=1, ge=1, description="machines")
+    strategy: str = Field(default="auto", description="auto, ddp and others that Lightning knows")
+    precision: str = Field(
+        default="32-true", description="32-true, bf16-mixed, 16-mixed and others that Lightning knows"
     )
-    threads: int | None = Field(None, ge=1, description="CPU threads of PyTorch; null: its own choice")
-    check_every: int = Field(1, ge=1, description="epochs from one validation to the next")
-    tensorboard: bool = Field(False, description="also write TensorBoard logs; needs the package tensorboard")
+    accumulate: int = Field(default=1, ge=1, description="batches whose gradients are added before a step")
+    channels_last: bool = Field(
+        default=True,
+        description="keep the features of a pixel side by side in memory: faster on CPUs and in mixed precision",
+    )
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of PyTorch; null: its own choice")
+    check_every: int = Field(default=1, ge=1, description="epochs from one validation to the next")
+    tensorboard: bool = Field(default=False, description="also write TensorBoard logs; needs the package tensorboard")
     deterministic: bool = Field(
-        False, description="only algorithms that repeat to the last bit, where a device has a choice"
+        default=False, description="only algorithms that repeat to the last bit, where a device has a choice"
     )
 
 
 class EvaluationConfig(Settings):
     """How models are compared while they train, and by default afterwards."""
 
-    samples: int = Field(16, ge=1, description="masks per image, drawn in standard form")
-    protocol: str = Field("mose", description="how GED and matched IoU are computed, a key of ``ambiseg.PROTOCOLS``")
+    samples: int = Field(default=16, ge=1, description="masks per image, drawn in standard form")
+    protocol: str = Field(
+        default="mose", description="how GED and matched IoU are computed, a key of ``ambiseg.PROTOCOLS``"
+    )
 
     @field_validator("protocol")
     @classmethod
@@ -95,7 +100,7 @@ class EvaluationConfig(Settings):
 class Config(Settings):
     """Everything that decides what a run does.
 
-    >>> Config(model={"method": "mose", "experts": 8}).model.experts
+    >>> Config(trainer={"epochs": 8}).trainer.epochs
     8
     """
 
@@ -107,7 +112,7 @@ class Config(Settings):
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="how it is fitted")
     trainer: TrainerConfig = Field(default_factory=TrainerConfig, description="how long, and on what")
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="how models are compared")
-    seed: int = Field(0, ge=0, description="of weights, samples, order and augmentation")
+    seed: int = Field(default=0, ge=0, description="of weights, samples, order and augmentation")
 
     @field_validator("model", mode="before")
     @classmethod
@@ -163,11 +168,11 @@ def parse(arguments: Sequence[str], recipe: str | os.PathLike[str] | None = None
     With another ``--data.name`` than the recipe's, the recipe's ``data.options`` are left out, and with another
     ``--model.method`` its settings of the model: they are of another data set, and of another method.
 
-    >>> parse(["--model.experts", "8", "--data.options.size", "32"]).model.experts
+    >>> parse(["--trainer.epochs", "8", "--data.options.size", "32"]).trainer.epochs
     8
-    >>> parse(["--model.expert", "8"])
+    >>> parse(["--trainer.epoch", "8"])
     Traceback (most recent call last):
-    ambiseg._util.errors.ConfigError: --model.expert: no such setting; did you mean --model.experts?
+    ambiseg._util.errors.ConfigError: --trainer.epoch: no such setting; did you mean --trainer.epochs?
     """
     content: dict[str, Any] = {}
     if recipe is not None:

@@ -184,7 +184,7 @@ class Run:
             raise ConfigError(f"{folder}: expected a folder for the run, found a file")
         # Without run.json these two are what a run that was killed in its first moment left.
         if folder.is_dir() and {path.name for path in folder.iterdir()} - {"config.yaml", "split.json"}:
-            hint = "--resume it, or choose another with --out"
+            hint = "resume that run, or choose another folder"
             raise ConfigError(f"{folder}: expected a new or empty folder for the run, found files in it; {hint}")
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not os.access(there, os.W_OK):

@@ -40,7 +40,7 @@ class Settings(BaseModel):
 
     >>> from pydantic import Field
     >>> class Adam(Settings):
-    ...     lr: float = Field(1e-4, gt=0, description="learning rate")
+    ...     lr: float = Field(default=1e-4, gt=0, description="learning rate")
     >>> Adam(lr=1e-3).changed(lr=2).lr
     2.0
     """
@@ -148,7 +148,7 @@ def _place(cls: Any, problem: Any, content: Any) -> _Place:
 
 def _unknown(path: Sequence[str], value: Any, known: Sequence[str], dashes: str) -> str:
     text = ".".join(path)
-    while isinstance(value, Mapping) and len(value) == 1:  # modle.experts is nearer to model.experts than modle is
+    while isinstance(value, Mapping) and len(value) == 1:  # modle.cost is nearer to model.cost than modle is
         inner, value = next(iter(value.items()))
         text += f".{inner}"
     return f"{dashes}{text}: no such setting{did_you_mean(text, known, dashes)}"
@@ -342,6 +342,6 @@ def read_json(cls: Any, path: Path, text: str | bytes, what: str) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         if first["type"] == "json_invalid":
-            raise ConfigError(f"{path}: expected {what} as JSON, found {first['ctx']['error']}") from None
+            raise ConfigError(f"{path}: expected {what} as JSON, found {first.get('ctx', {}).get('error')}") from None
         place = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{path}: expected {what}, found {place}: {first['msg']}") from None

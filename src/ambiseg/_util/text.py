@@ -9,8 +9,8 @@ from difflib import get_close_matches
 def did_you_mean(found: str, known: Iterable[str], before: str = "") -> str:
     """``; did you mean X?`` where one of the known names is close, else an empty text.
 
-    >>> did_you_mean("expert", ["experts", "samples"]), did_you_mean("zzz", ["experts"])
-    ('; did you mean experts?', '')
+    >>> did_you_mean("epoch", ["epochs", "samples"]), did_you_mean("zzz", ["epochs"])
+    ('; did you mean epochs?', '')
     """
     close = get_close_matches(found, list(known), 1)
     return f"; did you mean {before}{close[0]}?" if close else ""

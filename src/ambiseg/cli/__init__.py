@@ -1,4 +1,4 @@
-"""The ``ambiseg`` command. Sub-commands import what they need when they run: help and errors come at once."""
+"""The ``ambiseg`` command. Sub-commands import what they need when they run, so that help and errors are fast."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import NoReturn
 
 from ambiseg import __version__
+from ambiseg._util.extras import MissingExtra, explained
+from ambiseg._util.text import did_you_mean
 from ambiseg.cli import data, demo, evaluate, predict, report, train
 
 
@@ -30,18 +31,16 @@ def _columns() -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and what may have been meant."""
+    """Errors in one line, with what may have been meant."""
 
     def error(self, message: str) -> NoReturn:
         hint = f"see {self.prog} --help"
         if choice := re.match(r"argument (.+?): invalid choice: '?(.*?)'? \(choose from (.+)\)$", message):
             known = [name.strip("' ") for name in choice[3].split(",")]
-            close = get_close_matches(choice[2], known, 1)
             message = f"{choice[1]}: expected one of {', '.join(known)}, found {choice[2]!r}"
-            hint = f"did you mean {close[0]}?" if close else hint
+            hint = did_you_mean(choice[2], known)[2:] or hint
         elif unknown := re.match(r"unrecognized arguments: (--[^ =]+)", message):
-            close = get_close_matches(unknown[1], self._option_string_actions, 1)
-            hint = f"did you mean {close[0]}?" if close else hint
+            hint = did_you_mean(unknown[1], self._option_string_actions)[2:] or hint
         self.exit(2, f"{self.prog}: {message}; {hint}\n")
 
 
@@ -62,11 +61,11 @@ def parser() -> Parser:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """What is to be run, with the --section.key of ``train`` and ``demo`` as ``settings_given``; help where nothing is.
+    """What is to be run, with the --section.key of ``train`` and ``demo`` as ``settings_given``.
 
-    >>> chosen = parse(["train", "--model.experts", "8", "demo", "--quiet"])
+    >>> chosen = parse(["train", "--trainer.epochs", "8", "demo", "--quiet"])
     >>> chosen.recipe, chosen.quiet, chosen.settings_given
-    ('demo', True, ['--model.experts', '8'])
+    ('demo', True, ['--trainer.epochs', '8'])
     """
     given, settings = list(arguments), []
     if given in ([], ["data"]):
@@ -95,7 +94,7 @@ def _of_command(made: Parser, given: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code. What a user can put right is one line on the error stream and code 2."""
+    """Run one command and return its exit code. An error that a user can put right is one line and code 2."""
     chosen = parse(sys.argv[1:] if arguments is None else arguments)
     try:
         with _patience():
@@ -104,19 +103,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         print(f"ambiseg: {str(stop) or 'stopped'}", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of a pipe has seen enough
+    except BrokenPipeError:  # the reader of a pipe has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, OSError) as error:
-        if not _expected(error):
+    except (ValueError, OSError, ImportError) as error:
+        known = explained(error) if isinstance(error, ModuleNotFoundError) else error
+        if not _expected(known):
             raise
-        print(f"ambiseg: {_one_line(error)}", file=sys.stderr)
+        print(f"ambiseg: {_one_line(known)}", file=sys.stderr)
         return 2
 
 
 @contextmanager
 def _patience() -> Iterator[None]:
-    """A word on the terminal while PyTorch is loaded, which takes seconds on some disks; then it is gone again."""
+    """``loading …`` on the terminal while PyTorch is imported, which takes seconds on some disks."""
     if not sys.stderr.isatty() or "torch" in sys.modules:
         yield
         return
@@ -131,7 +131,7 @@ def _expected(error: Exception) -> bool:
     """An error about the user's input or disk, as against one of ours."""
     from ambiseg._util.errors import DataError
 
-    return isinstance(error, DataError | OSError)
+    return isinstance(error, DataError | OSError | MissingExtra)
 
 
 def _one_line(error: Exception) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 EXAMPLES = """\
 examples:
   ambiseg train demo                                        five to ten minutes on two cores
-  ambiseg train demo --model.experts 8 --trainer.epochs 10  the same with other settings
+  ambiseg train demo --model.samples 8 --trainer.epochs 10  the same with other settings
   ambiseg train my.yaml --data.root scans/ --out runs/mine  a recipe of your own
   ambiseg train lidc --trainer.devices 4 --trainer.num_nodes 2 --trainer.strategy ddp
   ambiseg train --resume runs/demo                          go on after an interruption
@@ -37,7 +37,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     train = commands.add_parser(
         "train",
         help="train a model by a recipe",
-        description="Train a model. A run's folder gets its settings, its split, a line of metrics an epoch, and the\n"
+        description="Train a model. A run's folder gets its settings, its split, a line of metrics per epoch, and the\n"
         "weights of the last epoch and of the one with the smallest validation GED. Ctrl-C stops at once;\n"
         "nothing but the current epoch is lost.",
         epilog=EXAMPLES,
@@ -108,7 +108,8 @@ def _train(arguments: argparse.Namespace) -> int:
     run = train(config, out, resume=arguments.resume is not None, quiet=arguments.quiet, command=sys.argv)
     if not arguments.quiet:
         best = min(run.history, key=lambda row: row.get("val_ged", float("inf")))
-        print(f"best epoch {best['epoch']:.0f}: validation GED {best.get('val_ged', float('nan')):.4f}")
+        if "val_ged" in best:
+            print(f"best epoch {best['epoch']:.0f}: validation GED {best['val_ged']:.4f}")
         print(f"next: ambiseg evaluate {out}    ambiseg report {out}")
     return 0
 

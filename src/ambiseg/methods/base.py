@@ -20,7 +20,9 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ambiseg.masks import MaskDistribution, Masks
+from ambiseg._util.errors import ConfigError
+from ambiseg._util.text import did_you_mean
+from ambiseg.masks import MaskDistribution
 from ambiseg.methods.schedules import Schedule
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.features import Backbone
@@ -185,7 +187,7 @@ class Stratified(Predictive):
 class MethodConfig(Settings):
     """Settings of a method. A field of type ``Scheduled`` may move while training; ``loss`` is then given its value."""
 
-    method: str
+    method: Any = None  # in each method a Literal, its key in METHODS
 
     @property
     def schedules(self) -> dict[str, Schedule]:
@@ -196,8 +198,6 @@ class MethodConfig(Settings):
     @classmethod
     def named(cls, value: Any) -> type[MethodConfig]:
         """The configuration of the method that a table of settings names."""
-        from ambiseg.methods import method_named
-
         return method_named(value.get("method") if isinstance(value, Mapping) else None).Config
 
 
@@ -241,14 +241,15 @@ class Method(nn.Module, ABC):
         """Images ``[B, in_channels, H, W]`` -> their predictive distribution, in the module's present mode."""
 
     @abstractmethod
-    def loss(
-        self, images: Tensor, annotations: Masks, *, generator: torch.Generator | None = None, **scheduled: Any
-    ) -> dict[str, Tensor]:
-        """Scalars to log, and ``total`` to minimise.
+    def loss(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """``loss(images, annotations, *, generator=None, …)``: scalars to log, and ``total`` to minimise.
 
         Args:
+            images: ``[B, in_channels, H, W]``.
+            annotations: M masks per image, which may be weighted, absent (weight 0) and partly void.
             generator: of all random draws.
-            scheduled: values of the settings that move. A method of several parameter groups is also given ``phase``.
+            …: one keyword for each setting of type ``Scheduled``, its value in this epoch; and ``phase``, the name of a
+                group, for methods of several parameter groups.
         """
 
     def predict(self, images: Tensor) -> Predictive:
@@ -276,6 +277,20 @@ class Method(nn.Module, ABC):
     def phases(self, step: int) -> Iterable[str]:
         """The groups that are stepped in this training step, in order; ``loss`` is called for each of them."""
         return tuple(self.parameter_groups())
+
+
+METHODS: dict[str, type[Method]] = {}
+"""Every method by its name; :mod:`ambiseg.methods` fills it."""
+DEFAULT = "mose"  # of a recipe that does not say
+
+
+def method_named(name: str | None) -> type[Method]:
+    """The class of a method by its key in ``METHODS``; ``None`` is the default."""
+    name = DEFAULT if name is None else name
+    if name not in METHODS:
+        known = ", ".join(METHODS)
+        raise ConfigError(f"model.method: expected one of {known}, found {name!r}{did_you_mean(str(name), METHODS)}")
+    return METHODS[name]
 
 
 # -- large images -----------------------------------------------------------------------------------------------------

@@ -29,14 +29,14 @@ class Schedule(Settings):
 
     shared: ClassVar[str] = "SCHEDULE"  # its name in the table of settings
     kind: Literal["linear", "plateau"] = Field(
-        "linear",
+        default="linear",
         description="linear: from the first value to the last over ``epochs``; plateau: to the next value when the "
         "training loss has not improved for more than ``patience`` epochs",
     )
     values: list[float] = Field(min_length=1, description="two for linear, any number for plateau")
-    epochs: int = Field(1, ge=1, description="how long linear takes")
-    warm_up: int = Field(0, ge=0, description="epochs at the first value before linear begins")
-    patience: int = Field(10, ge=0, description="epochs without improvement that plateau waits")
+    epochs: int = Field(default=1, ge=1, description="how long linear takes")
+    warm_up: int = Field(default=0, ge=0, description="epochs at the first value before linear begins")
+    patience: int = Field(default=10, ge=0, description="epochs without improvement that plateau waits")
 
     @model_validator(mode="after")
     def _two_ends(self) -> Schedule:

@@ -20,12 +20,17 @@ class BackboneConfig(Settings):
     """
 
     name: Literal["unet", "unet-light", "deeplabv3plus"] = Field(
-        "unet", description="unet (7 levels), unet-light (4 levels) or deeplabv3plus"
+        default="unet", description="unet (7 levels), unet-light (4 levels) or deeplabv3plus"
     )
-    channels: list[int] | None = Field(None, description="features of each level of a U-Net; null: those of its name")
-    convs: int = Field(3, ge=1, description="convolutions per level of a U-Net")
+    channels: list[int] | None = Field(
+        default=None, description="features of each level of a U-Net; null: those of its name"
+    )
+    convs: int = Field(default=3, ge=1, description="convolutions per level of a U-Net")
     momentum: float = Field(
-        0.01, gt=0, le=1, description="how fast batch statistics follow; 0.01 as published, 0.1 suits short runs"
+        default=0.01,
+        gt=0,
+        le=1,
+        description="how fast batch statistics follow; 0.01 as published, 0.1 suits short runs",
     )
 
     @field_validator("channels")

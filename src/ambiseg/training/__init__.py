@@ -194,7 +194,7 @@ def _same(run: Run, asked: Config) -> Config:
             keys = [k for k in values if values[k] != found[section][k]] if isinstance(values, dict) else []
             key = f"{section}.{keys[0]}" if keys else section
             has, found = (values[keys[0]], found[section][keys[0]]) if keys else (values, found[section])
-            hint = "start a new run for that, with another --out"
+            hint = "start a new run in another folder for that"
             raise ConfigError(f"{run.folder}: expected {key} {has} as the run has it, found {found}; {hint}")
     return allowed
 

@@ -17,52 +17,62 @@ _RANGES = {"capacity": (0.0, 1.0), "group_threshold": (0.0, 1.0), "annealing": (
 class MoSEConfig(MethodConfig):
     """MoSE, the mixture of stochastic experts."""
 
-    method: Literal["mose"] = Field("mose", description="mose, or another key of ``ambiseg.METHODS``")
-    experts: int = Field(4, ge=1, description="K, the number of experts")
-    samples: int | Schedule = Field(4, description="S, samples of each expert in training")
-    latent: int = Field(1, ge=1, description="L, the dimension of an expert's Gaussian")
-    cost: Literal["iou", "ce"] = Field("iou", description="of a pair of masks: iou or ce")
+    method: Literal["mose"] = Field(default="mose", description="mose, or another key of ``ambiseg.METHODS``")
+    experts: int = Field(default=4, ge=1, description="K, the number of experts")
+    samples: int | Schedule = Field(default=4, description="S, samples of each expert in training")
+    latent: int = Field(default=1, ge=1, description="L, the dimension of an expert's Gaussian")
+    cost: Literal["iou", "ce"] = Field(default="iou", description="of a pair of masks: iou or ce")
     class_weights: list[float] | None = Field(
-        None, description="of pixels by their class, one per class, for cost ce; null: equal"
+        default=None, description="of pixels by their class, one per class, for cost ce; null: equal"
     )
-    beta: float = Field(1.0, ge=0, description="β, the weight of the KL term")
+    beta: float = Field(default=1.0, ge=0, description="β, the weight of the KL term")
     capacity: Scheduled = Field(
-        1.0,
+        default=1.0,
         description="γ, how much annotation mass one sample may explain; 1: no limit, small values spread experts",
     )
     group_threshold: Scheduled = Field(
-        1.0, description="G₀, experts whose mean masks overlap at least this much share one KL target; 1 is off"
+        default=1.0, description="G₀, experts whose mean masks overlap at least this much share one KL target; 1 is off"
     )
     annealing: Scheduled = Field(
-        1.0, description="how far annotation weights have gone from uniform (0) to their own values (1)"
+        default=1.0, description="how far annotation weights have gone from uniform (0) to their own values (1)"
     )
-    solver: Solver = Field("greedy", description="of the coupling: greedy as in the paper, exact, or released")
+    solver: Solver = Field(default="greedy", description="of the coupling: greedy as in the paper, exact, or released")
     kl: Literal["paper", "released"] = Field(
-        "paper", description="scaling of the KL term: as in the paper, or as released by its authors (β / N)"
+        default="paper", description="scaling of the KL term: as in the paper, or as released by its authors (β / N)"
     )
-    stochastic: bool = Field(True, description="experts are Gaussians; false: each is a single point")
-    diagonal: bool = Field(False, description="one standard deviation per latent dimension instead of one per expert")
+    stochastic: bool = Field(default=True, description="experts are Gaussians; false: each is a single point")
+    diagonal: bool = Field(
+        default=False, description="one standard deviation per latent dimension instead of one per expert"
+    )
     expert_weights: Literal["learned", "uniform"] | list[float] = Field(
-        "learned", description="learned by the gate, uniform, or one fixed probability per expert"
+        default="learned", description="learned by the gate, uniform, or one fixed probability per expert"
     )
     gate_level: float = Field(
-        1.0, gt=0, le=1, description="where the gate of a U-Net reads, as a fraction of the way down; 1 is the bottom"
+        default=1.0,
+        gt=0,
+        le=1,
+        description="where the gate of a U-Net reads, as a fraction of the way down; 1 is the bottom",
     )
     inject_level: float = Field(
-        1.0, gt=0, le=1, description="where noise enters a U-Net, as a fraction of the way up; 1 is the last features"
+        default=1.0,
+        gt=0,
+        le=1,
+        description="where noise enters a U-Net, as a fraction of the way up; 1 is the last features",
     )
     head: Literal["paper", "released"] = Field(
-        "paper", description="paper: three 1×1 convolutions; released: as in the authors' checkpoints, with batch norm"
+        default="paper",
+        description="paper: three 1×1 convolutions; released: as in the authors' checkpoints, with batch norm",
     )
-    hidden: int = Field(32, ge=1, description="features of the head")
-    scale_bias: float = Field(1.0, description="where the scale of the noise starts")
+    hidden: int = Field(default=32, ge=1, description="features of the head")
+    scale_bias: float = Field(default=1.0, description="where the scale of the noise starts")
     objective: Literal["transport", "all-pairs"] = Field(
-        "transport", description="transport, or all-pairs: the mean cost of all pairs (the paper's ablation)"
+        default="transport", description="transport, or all-pairs: the mean cost of all pairs (the paper's ablation)"
     )
     form: Literal["weighted", "gumbel"] = Field(
-        "weighted", description="weighted: samples of every expert; gumbel: straight-through draws from the mixture"
+        default="weighted",
+        description="weighted: samples of every expert; gumbel: straight-through draws from the mixture",
     )
-    temperature: float = Field(1.0, gt=0, description="of the Gumbel-softmax")
+    temperature: float = Field(default=1.0, gt=0, description="of the Gumbel-softmax")
 
     @model_validator(mode="after")
     def _fit_together(self) -> MoSEConfig:
