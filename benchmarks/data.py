@@ -54,7 +54,7 @@ def main() -> None:
 def _step_seconds(store: Store) -> float:
     """One optimisation step of the demo recipe, minimum of several."""
     config = parse([], "demo")
-    model = build_model(config.model, 1, 2).train()
+    model = build_model(config, 1, 2).train()
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimiser = torch.optim.Adam(model.parameters())
     batch = Loader(store, store.intensity, Window((64, 64)))[next(iter(Tickets(range(CASES), BATCH, shuffle=True)))]
