@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +17,9 @@ from torch import Tensor
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("AMBISEG_SHARED", REPOSITORY.parent / "shared"))
+
+os.environ["AMBISEG_CACHE"] = _CACHE = tempfile.mkdtemp(prefix="ambiseg-tests-")  # not the user's own
+atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
 
 torch.set_num_threads(1)  # the tests' tensors are small: a second thread would only wait for the first
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from ambiseg._util.errors import DataError
 from ambiseg.data.augment import Augment
-from ambiseg.data.case import Case, join_maps
+from ambiseg.data.case import Case, partition as partition_maps
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.loader import Loader, Ticket, Tickets, Window
+from ambiseg.data.loader import Loader, BatchSpec, BatchSampler, Window
 from ambiseg.regions import partition
 from tests.cases import Listed, random_cases
 
@@ -37,10 +37,10 @@ def test_regions_and_table_say_what_the_masks_said(readers, classes, void, seed)
     assert len(case.table) == len(tuples)  # no region is there twice, none is empty
 
 
-def test_join_maps_uses_small_numbers():
-    regions, table = join_maps([np.arange(300).reshape(10, 30)])
+def test_partition_uses_small_numbers():
+    regions, table = partition_maps([np.arange(300).reshape(10, 30)])
     assert (regions.dtype, table.dtype) == (np.uint16, np.uint16)
-    regions, table = join_maps([np.zeros((4, 4), int), np.ones((4, 4), int)])
+    regions, table = partition_maps([np.zeros((4, 4), int), np.ones((4, 4), int)])
     assert (regions.dtype, table.tolist()) == (np.uint8, [[0, 1]])
 
 
@@ -76,7 +76,7 @@ def test_digest_sees_everything():
 def test_training_sees_every_case_in_batches_of_almost_one_size(count, batch_size, processes, epoch):
     shares = []
     for rank in range(processes):
-        tickets = Tickets(range(100, 100 + count), batch_size, shuffle=True, rank=rank, processes=processes)
+        tickets = BatchSampler(range(100, 100 + count), batch_size, shuffle=True, rank=rank, processes=processes)
         tickets.set_epoch(epoch)
         batches = [ticket.indices for ticket in tickets]
         sizes = [len(batch) for batch in batches]
@@ -94,26 +94,26 @@ def test_training_sees_every_case_in_batches_of_almost_one_size(count, batch_siz
 def test_evaluation_sees_every_case_exactly_once(count, batch_size, processes):
     seen = []
     for rank in range(processes):
-        tickets = Tickets(range(count), batch_size, shuffle=False, rank=rank, processes=processes)
+        tickets = BatchSampler(range(count), batch_size, shuffle=False, rank=rank, processes=processes)
         own = [ticket.indices for ticket in tickets]
         assert len(own) == len(tickets)
         seen += own
-    alone = [ticket.indices for ticket in Tickets(range(count), batch_size, shuffle=False)]
+    alone = [ticket.indices for ticket in BatchSampler(range(count), batch_size, shuffle=False)]
     assert sorted(seen) == sorted(alone)  # whole batches, whatever the number of processes
     assert sorted(i for batch in seen for i in batch) == list(range(count))
 
 
 def test_evaluation_batches_keep_their_seed_in_any_number_of_processes():
-    alone = {ticket.indices: ticket.seed for ticket in Tickets(range(10), 3, shuffle=False)}
+    alone = {ticket.indices: ticket.seed for ticket in BatchSampler(range(10), 3, shuffle=False)}
     for processes in (2, 3):
-        shares = [Tickets(range(10), 3, shuffle=False, rank=r, processes=processes) for r in range(processes)]
+        shares = [BatchSampler(range(10), 3, shuffle=False, rank=r, processes=processes) for r in range(processes)]
         assert {ticket.indices: ticket.seed for share in shares for ticket in share} == alone
     assert len(set(alone.values())) == 4
 
 
 def test_an_epoch_depends_on_seed_epoch_and_process_and_on_nothing_else():
     def order(seed=0, epoch=0, rank=0):
-        tickets = Tickets(range(20), 4, shuffle=True, seed=seed, rank=rank, processes=2)
+        tickets = BatchSampler(range(20), 4, shuffle=True, seed=seed, rank=rank, processes=2)
         tickets.set_epoch(epoch)
         torch.rand(3)  # the global generator has no say
         return list(tickets)
@@ -127,9 +127,9 @@ def test_an_epoch_depends_on_seed_epoch_and_process_and_on_nothing_else():
 
 def test_nothing_to_load_is_an_error():
     with pytest.raises(DataError, match="found none"):
-        Tickets([], 4, shuffle=True)
+        BatchSampler([], 4, shuffle=True)
     with pytest.raises(ValueError, match="at least 1"):
-        Tickets([1], 0, shuffle=True)
+        BatchSampler([1], 0, shuffle=True)
 
 
 # -- batches ---------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_nothing_to_load_is_an_error():
 
 def test_a_batch_is_its_cases():
     cases = random_cases(6, readers=None, void=True)
-    batch = Loader(cases, PLAIN)[Ticket((3, 0, 5), 7)]
+    batch = Loader(cases, PLAIN)[BatchSpec((3, 0, 5), 7)]
     assert batch.names == ("case-3", "case-0", "case-5")
     for b, i in enumerate((3, 0, 5)):
         case, M = cases[i], cases[i].table.shape[1]
@@ -155,8 +155,9 @@ def test_a_batch_is_its_cases():
 def test_regions_are_those_of_the_annotations(void, readers, seed, augmented):
     cases = random_cases(5, (9, 8), readers, void=void, seed=seed)
     augment = Augment(rotate=90, scale=(0.8, 1.2)) if augmented else None
-    batch = Loader(cases, PLAIN, Window((6, 5)), augment)[Ticket((0, 1, 2, 3, 4), seed)]
-    ours, made = batch.regions, partition(batch.annotations, 3)
+    batch = Loader(cases, PLAIN, Window((6, 5)), augment)[BatchSpec((0, 1, 2, 3, 4), seed)]
+    ours, made = batch.annotations.regions, partition(batch.annotations, 3)
+    assert ours is not None
     values = torch.rand(5, 2, 30)
     for b in range(5):  # what a sum over regions says of every reader's every class must be the same
         present = batch.annotations.mass[b] > 0
@@ -172,7 +173,7 @@ def test_regions_are_those_of_the_annotations(void, readers, seed, augmented):
 def test_whole_images_of_unequal_sizes_are_padded_with_void():
     small, large = random_cases(1, (4, 6), seed=1)[0], random_cases(1, (5, 3), seed=2)[0]
     cases = Listed([small, Case(**{**large.__dict__, "name": "large"})], 3)
-    batch = Loader(cases, PLAIN)[Ticket((0, 1), 0)]
+    batch = Loader(cases, PLAIN)[BatchSpec((0, 1), 0)]
     assert batch.images.shape == (2, 1, 5, 6)
     valid = batch.annotations.valid
     assert valid is not None
@@ -185,27 +186,27 @@ def test_whole_images_of_unequal_sizes_are_padded_with_void():
 def test_evaluation_takes_the_middle_and_training_takes_all_places():
     pixels = np.arange(64).reshape(1, 8, 8)
     cases = Listed([Case.of(pixels, pixels % 2, name="x")])
-    middle = Loader(cases, PLAIN, Window((4, 4)))[Ticket((0,), 0)]
+    middle = Loader(cases, PLAIN, Window((4, 4)))[BatchSpec((0,), 0)]
     assert middle.images[0, 0, 0, 0] == 2 * 8 + 2
     loader = Loader(cases, PLAIN, Window((4, 4)), Augment(flip="none"))
-    corners = {int(loader[Ticket((0,), seed)].images[0, 0, 0, 0]) for seed in range(400)}
+    corners = {int(loader[BatchSpec((0,), seed)].images[0, 0, 0, 0]) for seed in range(400)}
     assert corners == {y * 8 + x for y in range(5) for x in range(5)}
 
 
 def test_beyond_the_border_is_the_mirror_or_void():
     pixels = np.arange(3)[None, None].repeat(2, 1)
     cases = Listed([Case.of(pixels, pixels[0:1, :, :] % 2, name="x")])
-    mirrored = Loader(cases, PLAIN, Window((2, 7)))[Ticket((0,), 0)]
+    mirrored = Loader(cases, PLAIN, Window((2, 7)))[BatchSpec((0,), 0)]
     assert mirrored.images[0, 0, 0].tolist() == [2, 1, 0, 1, 2, 1, 0]
     assert mirrored.annotations.valid is None
-    void = Loader(cases, PLAIN, Window((2, 7), "void"))[Ticket((0,), 0)]
+    void = Loader(cases, PLAIN, Window((2, 7), "void"))[BatchSpec((0,), 0)]
     assert void.annotations.valid is not None
     assert void.annotations.valid[0, 0].tolist() == [False, False, True, True, True, False, False]
 
 
 def test_mirroring_goes_on_beyond_one_image_width():
     cases = Listed([Case.of(np.array([[[5, 6]]]), np.zeros((1, 1, 2), int), name="x")])
-    batch = Loader(cases, PLAIN, Window((3, 8)))[Ticket((0,), 0)]
+    batch = Loader(cases, PLAIN, Window((3, 8)))[BatchSpec((0,), 0)]
     assert set(batch.images[0, 0].flatten().tolist()) == {5, 6}
 
 
@@ -216,7 +217,7 @@ def test_one_annotation_fixed_random_or_drawn_once():
 
     def drawn(which, seeds=range(200), seed=0):
         loader = Loader(cases, PLAIN, annotations=which, seed=seed)
-        found = [loader[Ticket((0,), s)].annotations for s in seeds]
+        found = [loader[BatchSpec((0,), s)].annotations for s in seeds]
         assert {masks.count for masks in found} == {1}
         return [int(masks.labels.max()) for masks in found]
 
@@ -235,7 +236,7 @@ def test_one_annotation_fixed_random_or_drawn_once():
 def test_a_ticket_is_all_that_a_batch_depends_on():
     cases = random_cases(4, (16, 16))
     loader = Loader(cases, PLAIN, Window((8, 8)), Augment(rotate=30, noise=0.1))
-    one, two, other = (loader[Ticket((0, 1, 2), seed)] for seed in (5, 5, 6))
+    one, two, other = (loader[BatchSpec((0, 1, 2), seed)] for seed in (5, 5, 6))
     assert torch.equal(one.images, two.images)
     assert torch.equal(one.annotations.labels, two.annotations.labels)
     assert not torch.equal(one.images, other.images)
@@ -244,7 +245,7 @@ def test_a_ticket_is_all_that_a_batch_depends_on():
 def test_an_image_with_other_channels_is_named():
     cases = Listed([random_cases(1)[0], random_cases(1, channels=3)[0]])
     with pytest.raises(DataError, match="case-0: expected 1 channels, found 3"):
-        Loader(cases, PLAIN)[Ticket((1,), 0)]
+        Loader(cases, PLAIN)[BatchSpec((1,), 0)]
 
 
 def test_rotation_of_whole_images_is_refused():
@@ -253,9 +254,9 @@ def test_rotation_of_whole_images_is_refused():
 
 
 def test_batches_move_as_one():
-    batch = Loader(random_cases(2, void=True), PLAIN)[Ticket((0, 1), 0)]
+    batch = Loader(random_cases(2, void=True), PLAIN)[BatchSpec((0, 1), 0)]
     moved = batch.to("meta")
-    tensors = [moved.images, moved.annotations.labels, moved.annotations.valid, moved.regions.index, moved.regions.size]
+    tensors = [moved.images, moved.annotations.labels, moved.annotations.valid, moved.annotations.regions.index, moved.annotations.regions.size]
     assert {str(x.device) for x in tensors if x is not None} == {"meta"}
     assert moved.names == batch.names
 
@@ -269,7 +270,7 @@ def test_intensity_is_what_it_says():
     expected = torch.tensor([[[[-0.5, 2.0, 4.5]], [[-0.5, 1.0, 2.0]]]])
     assert torch.equal(setting(images), expected)
     assert torch.equal(setting.undo(expected), images.clamp(0, 10))
-    with pytest.raises(ValueError, match="expected 3 values, one a channel, found 2"):
+    with pytest.raises(ValueError, match="expected 3 values, one per channel, found 2"):
         setting(torch.zeros(1, 3, 2, 2))
 
 

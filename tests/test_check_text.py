@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ambiseg.data.check.check import check, run
+from ambiseg.cli import main
+from ambiseg.data.check.check import check
 from tests.files import disc, make, picture, save
 
 
@@ -16,12 +17,12 @@ def test_what_is_cut_short_is_promised_only_where_it_is(tmp_path, capsys):
     make(tmp_path, names=tuple("abcdefgh"), readers=[f"r{m}" for m in range(7)])
     for m in range(7):
         (tmp_path / f"masks/r{m}/{'abcdefgh'[m]}.png").unlink()
-    assert run(tmp_path, quiet=False) == 0
+    assert main(["data", "check", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "  … and 2 more, all of them with --html or --json\n" in printed
     for name in "abcdefgh":
         save(tmp_path / f"masks/r0/{name}.png", disc(16, 19))
-    assert run(tmp_path, quiet=False) == 1
+    assert main(["data", "check", str(tmp_path)]) == 1
     assert "  … and 3 more, all of them with --html, --json or --quiet\n" in capsys.readouterr().out
 
 
@@ -39,11 +40,10 @@ def test_a_suggested_window_has_no_rounding_dust(tmp_path, low, high):
 def test_the_image_that_is_unlike_the_others_is_named_even_if_it_is_the_first(tmp_path):
     make(tmp_path, names=tuple("abcd"))
     save(tmp_path / "images/a.png", picture(channels=3))
-    report = check(tmp_path)
-    [problem] = [p for p in report.problems if p.severity == "error"]
-    assert report.relative(problem).line == "images/a.png: expected 1 channel as b.png, found 3"
-    assert report.survey is not None
-    assert len(report.survey.cases) == 3
+    result = check(tmp_path)
+    [problem] = [p for p in result.problems if p.severity == "error"]
+    assert result.relative(problem).line == "images/a.png: expected 1 channel as b.png, found 3"
+    assert len(result.statistics.cases) == 3
 
 
 def test_each_copy_of_a_reader_is_said_once(tmp_path):

@@ -257,10 +257,10 @@ class Backwards(Shapes):
     def __getitem__(self, index):
         return self._right[-1 - index]
 
-    def digest(self, index):
+    def digest(self, index, case=None):
         return self._right.digest(len(self) - 1 - index)
 
-    def image_digest(self, index):
+    def image_digest(self, index, case=None):
         return self._right.image_digest(len(self) - 1 - index)
 
 

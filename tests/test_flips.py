@@ -16,7 +16,7 @@ from ambiseg.data.augment import Augment
 from ambiseg.data.case import Case
 from ambiseg.data.config import DataConfig, open_cases
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.loader import Loader, Ticket, Window
+from ambiseg.data.loader import BatchSpec, Loader, Window
 from ambiseg.data.sets.street.flips import Flips, flip_modes, happening, mode_weights
 from ambiseg.data.store import Store
 from ambiseg.masks import MaskDistribution
@@ -117,7 +117,7 @@ def test_batches_of_unequal_numbers_of_modes():
     counts = {len(case.readers) for case in cases}
     assert len(counts) > 1
     loader = Loader(cases, Intensity(), Window((8, 8)), Augment(scale=(0.8, 1.2), flip="horizontal"))
-    batch = loader[Ticket(tuple(range(6)), 3)]
+    batch = loader[BatchSpec(tuple(range(6)), 3)]
     annotations = batch.annotations
     model = MoSE(
         2, len(cases.classes), experts=9, samples=1, latent=3, backbone="unet-light", cost="ce", solver="exact"
@@ -134,9 +134,9 @@ def test_batches_of_unequal_numbers_of_modes():
     assert annotations.to("cpu").mass.sum() == pytest.approx(6)
 
 
-def test_a_store_keeps_flips():
+def test_a_store_keeps_flips(tmp_path):
     cases = Flips(one_map(4, count=4), TABLE)
-    store = Store.build(cases)
+    store = Store.build(cases, tmp_path)
     assert store.flips == cases.flips
     for i in range(4):
         assert np.array_equal(store[i].table, cases[i].table)
@@ -184,10 +184,10 @@ def test_bad_tables_are_named(table, expected):
 def test_classes_may_weigh_differently():
     """Against PyTorch's own weighted cross-entropy, one pair after the other; void and absent modes as ever."""
     cases = Flips(one_map(3, (12, 10), count=3), TABLE)
-    batch = Loader(cases, Intensity(), Window(None))[Ticket((0, 1, 2), 0)]
+    batch = Loader(cases, Intensity(), Window(None))[BatchSpec((0, 1, 2), 0)]
     C, annotations = len(cases.classes), batch.annotations
     logits, weights = torch.randn(3, 4, C, 12, 10), torch.rand(C) + 0.1
-    found = ce_cost(logits, annotations, regions=batch.regions, class_weights=weights)
+    found = ce_cost(logits, annotations, regions=batch.annotations.regions, class_weights=weights)
     assert annotations.valid is not None
     for b, n, m in itertools.product(range(3), range(4), range(annotations.count)):
         if annotations.mass[b, m] > 0:

@@ -18,8 +18,8 @@ from PIL import Image
 from ambiseg._util.errors import DataError
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.folder.cases import Folder
-from ambiseg.data.sets.folder.settings import Settings
-from ambiseg.io.problems import Refused
+from ambiseg.data.sets.folder.settings import FolderSettings
+from ambiseg.io.errors import FileError
 from tests.files import RNG, disc, made, make, picture, refusal, save, save_dicom, save_nifti, save_series
 
 # -- what works --------------------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_values_that_are_no_numbers(tmp_path):
 def test_arrays_whose_axes_are_not_said(tmp_path):
     np.save(made(tmp_path / "images/a.npy"), picture(channels=3))
     np.save(made(tmp_path / "masks/a.npy"), disc(16, 20))
-    with pytest.raises(Refused, match=r"expected 16 slices of 20×3 as its image a\.npy, found 16×20") as caught:
+    with pytest.raises(FileError, match=r"expected 16 slices of 20×3 as its image a\.npy, found 16×20") as caught:
         _ = Folder(tmp_path)[0]
     assert caught.value.problem.remedy == 'if the last axis of the image is colour, declare "axes": "HWC"'
     assert Folder(tmp_path, axes="HWC")[0].image.shape == (3, 16, 20)
@@ -326,7 +326,7 @@ def test_pipes_links_to_nothing_and_folders_without_slices(tmp_path):
     mask = tmp_path / "masks/Bob/b.png"
     mask.unlink()
     mask.symlink_to("gone.png")
-    assert refusal(tmp_path) == f"{mask}: expected a file, found a link to gone.png, where nothing is"
+    assert refusal(tmp_path) == f"{mask}: expected a file, found a link to gone.png, which does not exist"
     mask.unlink()
     os.mkfifo(mask)
     assert refusal(tmp_path) == f"{mask}: expected a file, found a pipe or a device"  # and does not wait for it
@@ -370,11 +370,11 @@ def test_settings_and_manifests_that_may_not_be_read(tmp_path, monkeypatch):
 def test_a_mask_without_an_image_is_compared_with_images_that_lack_one(tmp_path):
     make(tmp_path, names=("cell_1", "cell_2", "cell_3"))
     (tmp_path / "masks/Ann/cell_2.png").rename(tmp_path / "masks/Ann/Cell_2.png")  # Bob has marked cell_2
-    folder = Folder.tolerant(tmp_path, Settings(), quiet=True)
+    folder = Folder.tolerant(tmp_path, FolderSettings(), quiet=True)
     [problem] = [problem for problem in folder.problems if problem.code == "W102"]
     assert problem.message == "expected an image named 'Cell_2', found none; the nearest is cell_2.png"
     (tmp_path / "images/cell_2.png").rename(tmp_path / "images/cell_2.webp")
-    codes = [problem.code for problem in Folder.tolerant(tmp_path, Settings(), quiet=True).problems]
+    codes = [problem.code for problem in Folder.tolerant(tmp_path, FolderSettings(), quiet=True).problems]
     assert codes == ["E105", "W102"]  # Bob's mask has an image, which is not read
 
 
@@ -383,6 +383,6 @@ def test_masks_of_a_photo_that_its_exif_turns(tmp_path):
     exif[274] = 6
     save(tmp_path / "images/a.jpg", picture(), exif=exif)
     save(tmp_path / "masks/a.png", disc(16, 20))
-    with pytest.raises(Refused, match=r"expected 20×16 as its image a\.jpg, found 16×20") as caught:
+    with pytest.raises(FileError, match=r"expected 20×16 as its image a\.jpg, found 16×20") as caught:
         Folder(tmp_path)[0]
     assert "EXIF" in caught.value.problem.remedy

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ambiseg.config import parse
 from ambiseg.data.case import Case, Flip
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.loader import Loader, Ticket, Window
+from ambiseg.data.loader import Loader, BatchSpec, Window
 from ambiseg.data.sets.street.flips import Flips, FlipTable
 from ambiseg.evaluation import Evaluation, evaluate
 from ambiseg.evaluation.modes import score_modes, summarise_modes
@@ -34,7 +34,7 @@ TABLE: FlipTable = {"class 1": ("one", "1/4"), "class 2": ("two", 0.5), "class 3
 
 
 def batch_of(cases):
-    return Loader(cases, Intensity(), Window(None))[Ticket(tuple(range(len(cases))), 0)]
+    return Loader(cases, Intensity(), Window(None))[BatchSpec(tuple(range(len(cases))), 0)]
 
 
 def reference(labels: np.ndarray, weights: np.ndarray, case: Case, flips: tuple[Flip, ...], evaluated) -> dict:
@@ -91,7 +91,7 @@ def test_scores_are_those_of_the_maps_written_out(seed):
         labels[b, :3] = cases[b].labels[rng.integers(len(cases[b].readers), size=3)]
     weights = rng.dirichlet(np.ones(6), 3)
     masks = MaskDistribution(torch.from_numpy(labels), torch.from_numpy(weights))
-    found = score_modes(masks, batch.regions, cases.flips, cases.evaluated, "mose", strata=3)
+    found = score_modes(masks, batch.annotations.regions, cases.flips, cases.evaluated, "mose", strata=3)
     for b, one in enumerate(found):
         case = cases[b]
         assert case.valid is not None
@@ -113,7 +113,7 @@ def test_a_perfect_model_is_found_perfect():
     assert len({len(case.readers) for case in cases}) > 1
     batch = batch_of(cases)
     masks = MaskDistribution(batch.annotations.labels, batch.annotations.weights)
-    found = score_modes(masks, batch.regions, cases.flips, cases.evaluated, "mose")
+    found = score_modes(masks, batch.annotations.regions, cases.flips, cases.evaluated, "mose")
     scored = [{"standard-8": one} for one in found if one is not None]
     made = summarise_modes(scored, ["standard-8"], cases.flips, cases.classes, [None] * len(scored))
     assert made is not None
@@ -134,7 +134,7 @@ def test_experts_are_matched_with_their_modes():
     order = [2, 0, 3, 1]  # expert k draws mode order[k]; a fifth draws noise
     drawn = torch.cat([batch.annotations.labels[:, order], torch.zeros(1, 1, 4, 4, dtype=torch.uint8)], 1)
     weights = torch.tensor([[0.125, 0.375, 0.125, 0.375, 0.0]])
-    (one,) = score_modes(MaskDistribution(drawn, weights), batch.regions, cases.flips, cases.evaluated, "mose", 5)
+    (one,) = score_modes(MaskDistribution(drawn, weights), batch.annotations.regions, cases.flips, cases.evaluated, "mose", 5)
     assert one is not None
     made = summarise_modes([{"compact-5": one}], ["compact-5"], cases.flips, cases.classes, [weights[0].tolist()])
     assert made is not None

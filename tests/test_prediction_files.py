@@ -18,7 +18,8 @@ from ambiseg import MaskDistribution
 from ambiseg._util.errors import DataError
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.shapes import Shapes
-from ambiseg.io.source import How, open_source
+from ambiseg.io.open import open_source
+from ambiseg.io.source import ReadOptions
 from ambiseg.nn import UNet
 from ambiseg.prediction import Prediction, Predictor, predict
 from ambiseg.prediction.inputs import find_inputs
@@ -29,7 +30,7 @@ from tests.test_prediction import fresh, noise, pixels
 
 def read_mask(path: Path) -> np.ndarray:
     """``[D, H, W]`` as the library reads a mask itself."""
-    source = open_source(path, How(mask=True))
+    source = open_source(path, ReadOptions(mask=True))
     return np.stack([source.read(k)[0] for k in range(source.slices)])
 
 

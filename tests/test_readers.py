@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import contextlib
+import io
 import logging
 import struct
 from pathlib import Path
@@ -15,11 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from ambiseg.io.problems import Refused
-from ambiseg.io.source import FORMATS, How, Source, open_source, stem_of
+from ambiseg.io.errors import FileError
+from ambiseg.io.formats import FORMATS, stem_of
+from ambiseg.io.open import open_source
+from ambiseg.io.source import ReadOptions, Source
+from tests.conftest import REPOSITORY
 from tests.files import save, save_deep_png, save_dicom, save_nifti, save_series
 
-MASK = How(mask=True)
+MASK = ReadOptions(mask=True)
 RNG = np.random.default_rng(0)
 GREY = RNG.integers(0, 256, (6, 5), dtype=np.uint8)
 DEEP = RNG.integers(0, 65536, (6, 5), dtype=np.uint16)
@@ -29,7 +35,7 @@ FLOATS = RNG.normal(0, 100, (6, 5)).astype(np.float32)
 STACK = RNG.integers(0, 4000, (4, 6, 5), dtype=np.int16)
 
 
-def read(path: Path, how: How | None = None, k: int = 0) -> np.ndarray:
+def read(path: Path, how: ReadOptions | None = None, k: int = 0) -> np.ndarray:
     """A slice, after a look that the header promised just that."""
     source = open_source(path, how)
     pixels = source.read(k)
@@ -48,8 +54,8 @@ def channels_first(pixels: np.ndarray) -> np.ndarray:
     return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
 
 
-def refusal(path: Path, how: How | None = None, k: int = 0) -> str:
-    with pytest.raises(Refused) as caught:
+def refusal(path: Path, how: ReadOptions | None = None, k: int = 0) -> str:
+    with pytest.raises(FileError) as caught:
         open_source(path, how).read(k)
     assert caught.value.problem.file.startswith(str(path.parent))
     assert "\n" not in str(caught.value)
@@ -95,7 +101,7 @@ def test_a_palette_is_ids_in_a_mask_and_colours_in_an_image(tmp_path):
     for name in ("a.png", "a.tif"):
         assert np.array_equal(read(tmp_path / name, MASK), ids[None])
         assert np.array_equal(read(tmp_path / name), channels_first(table[ids]))
-        assert np.array_equal(read(tmp_path / name, How(mask=True, coloured=True)), channels_first(table[ids]))
+        assert np.array_equal(read(tmp_path / name, ReadOptions(mask=True, coloured=True)), channels_first(table[ids]))
 
 
 def test_opaque_alpha_is_dropped_and_glass_refused(tmp_path):
@@ -173,17 +179,19 @@ def test_axes_are_as_declared(tmp_path, axes):
     lengths = {"D": 4, "C": 3, "H": 6, "W": 5}
     array = RNG.integers(0, 9, [lengths[a] for a in axes])
     np.save(tmp_path / "a.npy", array)
-    source = open_source(tmp_path / "a.npy", How(axes=axes))
+    source = open_source(tmp_path / "a.npy", ReadOptions(axes=axes))
     assert (source.slices, source.channels, source.size) == (lengths["D"] ** ("D" in axes), 3 ** ("C" in axes), (6, 5))
     ordered = np.moveaxis(array, [axes.index(a) for a in "DCHW" if a in axes], range(len(axes)))
-    assert np.array_equal(read(tmp_path / "a.npy", How(axes=axes)).squeeze(), (ordered[0] if "D" in axes else ordered))
+    assert np.array_equal(
+        read(tmp_path / "a.npy", ReadOptions(axes=axes)).squeeze(), (ordered[0] if "D" in axes else ordered)
+    )
 
 
 def test_a_mask_has_the_axes_of_its_image_without_the_channels(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros((4, 6, 5), np.uint8))
-    assert open_source(tmp_path / "a.npy", How(mask=True, axes="DHWC")).form == "4 slices of 6×5"
+    assert open_source(tmp_path / "a.npy", ReadOptions(mask=True, axes="DHWC")).form == "4 slices of 6×5"
     np.save(tmp_path / "a.npy", np.zeros((6, 5), np.uint8))
-    assert open_source(tmp_path / "a.npy", How(mask=True, axes="HWC")).form == "6×5"
+    assert open_source(tmp_path / "a.npy", ReadOptions(mask=True, axes="HWC")).form == "6×5"
 
 
 def test_archives_name_their_arrays(tmp_path):
@@ -215,8 +223,8 @@ def test_nifti_slices_are_seen_as_radiologists_see_them(tmp_path, suffix):
     assert (source.form, source.dtype) == ("4 slices of 6×5", np.int16)
     for k in range(4):
         assert np.array_equal(read(path, k=k)[0], volume[:, ::-1, k].T)
-    assert open_source(path, How(axis=0)).form == "5 slices of 4×6"
-    assert np.array_equal(read(path, How(axis=0), k=1)[0], volume[1, ::-1, ::-1].T)
+    assert open_source(path, ReadOptions(axis=0)).form == "5 slices of 4×6"
+    assert np.array_equal(read(path, ReadOptions(axis=0), k=1)[0], volume[1, ::-1, ::-1].T)
 
 
 @given(st.permutations(range(3)), st.tuples(*[st.sampled_from([1, -1])] * 3), st.sampled_from([0, 1, 2]), st.booleans())
@@ -224,12 +232,12 @@ def test_a_mask_in_any_voxel_order_lies_on_its_image(tmp_path_factory, order, fl
     """The same mask written with its axes permuted and reversed (and its affine to match) is read the same."""
     folder = tmp_path_factory.mktemp("nifti")
     volume = np.random.default_rng(1).integers(0, 2, (3, 4, 5), dtype=np.uint8)
-    image = open_source(save_nifti(folder / "image.nii", volume, PLACE), How(axis=axis))
+    image = open_source(save_nifti(folder / "image.nii", volume, PLACE), ReadOptions(axis=axis))
     turn = np.array([(place, flip) for place, flip in zip(order, flips, strict=True)])
     turned = nibabel.orientations.apply_orientation(volume, turn)
     affine = PLACE @ nibabel.orientations.inv_ornt_aff(turn, volume.shape)
     path = save_nifti(folder / ("mask.nii.gz" if packed else "mask.nii"), turned, affine)
-    mask = open_source(path, How(mask=True, axis=axis, like=image))
+    mask = open_source(path, ReadOptions(mask=True, axis=axis, like=image))
     assert mask.form == image.form
     assert np.allclose(place(mask), place(image))
     for k in range(image.slices):
@@ -308,7 +316,7 @@ def test_a_nifti_mask_of_a_dicom_series(tmp_path):
     ids = RNG.integers(0, 2, STACK.shape, dtype=np.uint8)
     affine = np.array([[-0.75, 0, 0, 10], [0, 0.5, 0, 20 - 0.5 * 5], [0, 0, 2, 5], [0, 0, 0, 1]])
     path = save_nifti(tmp_path / "mask.nii.gz", ids.transpose(2, 1, 0)[:, ::-1], affine)
-    mask = open_source(path, How(mask=True, like=image))
+    mask = open_source(path, ReadOptions(mask=True, like=image))
     assert np.allclose(place(mask), place(image))
     assert np.array_equal(np.stack([mask.read(k)[0] for k in range(4)]), ids)
 
@@ -328,7 +336,7 @@ def test_series_that_are_none(tmp_path):
     save_dicom(folder / "x.dcm", STACK[0], SeriesInstanceUID="9.9")
     assert refusal(folder) == "E204 expected the slices of one series, found 2: 000.dcm, x.dcm"
     folder = save_series(tmp_path / "again", STACK, ImagePositionPatient=[0, 0, 0])
-    assert refusal(folder).startswith("E204 expected one slice a position, found")
+    assert refusal(folder).startswith("E204 expected one slice per position, found")
     folder = save_series(tmp_path / "nowhere", STACK, ImagePositionPatient=None, InstanceNumber=None)
     assert refusal(folder).startswith("E204 expected a position or an instance number to sort by, found neither")
     folder = save_series(tmp_path / "sizes", STACK)
@@ -354,7 +362,7 @@ def test_dicom_in_a_compression_that_nothing_here_decodes(tmp_path, monkeypatch)
     data["PixelData"].is_undefined_length = True
     data.PixelData = b"\xfe\xff\x00\xe0\x00\x00\x00\x00\xfe\xff\x00\xe0\x04\x00\x00\x00\x00\x00\x00\x00"
     data.save_as(path, enforce_file_format=True)
-    with pytest.raises(Refused, match="found JPEG-LS Lossless") as caught:
+    with pytest.raises(FileError, match="found JPEG-LS Lossless") as caught:
         open_source(path)
     assert caught.value.problem.code == "E202"
     assert "pip install" in caught.value.problem.remedy
@@ -381,6 +389,33 @@ WRITERS = {
     ".nii.gz": lambda path: save_nifti(path, LARGER),
     ".dcm": lambda path: save_dicom(path, LARGER),
 }
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_a_picture_is_decoded_once_per_source(tmp_path, suffix):
+    path = tmp_path / f"a{suffix}"
+    WRITERS[suffix](path)
+    source = open_source(path)
+    first = source.read(0)
+    path.unlink()
+    assert np.array_equal(source.read(0), first)
+
+
+@pytest.mark.parametrize("name", ["a.png", "deep.png", "a.jpg", "a.bmp", "a.npz"])
+def test_a_picture_is_opened_once(tmp_path, name, monkeypatch):
+    path = tmp_path / name
+    save_deep_png(path, DEEP_COLOUR) if name == "deep.png" else WRITERS[path.suffix](path)
+    opened = []
+    original = io.open
+
+    def counted(file, *arguments, **options):
+        opened.append(str(file))
+        return original(file, *arguments, **options)
+
+    for module in (io, builtins):
+        monkeypatch.setattr(module, "open", counted)
+    open_source(path).read(0)
+    assert opened.count(str(path)) == 1
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
@@ -415,7 +450,7 @@ def test_damage_never_gets_past_the_guard(tmp_path_factory, suffix, place, chang
     content = bytearray(path.read_bytes())
     content[int(place * len(content))] ^= change
     path.write_bytes(bytes(content))
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(FileError):
         open_source(path).read(0)
 
 
@@ -431,6 +466,20 @@ def test_the_guard_leaves_loggers_as_they_were(tmp_path):
     (tmp_path / "a.tif").write_bytes(b"II*\0 and nothing")
     refusal(tmp_path / "a.tif")
     assert (tifffile_says.level, tifffile_says.disabled) == before
+
+
+def test_modules_of_files_form_layers():
+    """Each module imports only those to its left; formats do not know of each other, but for alpha channels."""
+    layers = [{"errors", "formats"}, {"source"}, {"arrays", "pictures", "nifti", "dicom"}, {"tiff"}, {"open"}]
+    below: set[str] = set()
+    for layer in layers:
+        for name in layer:
+            tree = ast.parse((REPOSITORY / f"src/ambiseg/io/{name}.py").read_text())
+            modules = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+            imported = {module.rsplit(".", 1)[1] for module in modules if module.startswith("ambiseg.io.")}
+            assert imported <= below, name
+        below |= layer
+    assert below | {"__init__"} == {path.stem for path in (REPOSITORY / "src/ambiseg/io").glob("*.py")}
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

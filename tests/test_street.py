@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from ambiseg._util.errors import DataError
 from ambiseg.cli import main
 from ambiseg.config import parse
 from ambiseg.data.config import open_cases, open_split
-from ambiseg.data.loader import Loader, Ticket, Window
+from ambiseg.data.loader import Loader, BatchSpec, Window
 from ambiseg.data.module import DataModule
 from ambiseg.data.sets.street.camvid import CLASSES as CAMVID
 from ambiseg.data.sets.street.camvid import CamVid
@@ -97,13 +96,13 @@ def test_void_reaches_neither_the_input_nor_the_prediction(city):
     numbers = np.asarray(Image.open(labels_of(city)))
     picture(labels_of(city), np.where(np.arange(128) < 64, 0, numbers).astype(np.uint8))
     loaders = [Loader(c, c.intensity, Window(None)) for c in (cases, Cityscapes(city, size=(16, 32)))]
-    assert torch.equal(loaders[0][Ticket((0,), 0)].images, loaders[1][Ticket((0,), 0)].images)
-    batch = loaders[1][Ticket((0,), 0)]
+    assert torch.equal(loaders[0][BatchSpec((0,), 0)].images, loaders[1][BatchSpec((0,), 0)].images)
+    batch = loaders[1][BatchSpec((0,), 0)]
     assert batch.annotations.valid is not None
     assert not batch.annotations.valid[0, :, :16].any()
     assert not batch.annotations.labels[0, :, :, :16].any()
     assert batch.annotations.marginal_probs(24)[0, :, :, :16].sum() == 0
-    assert batch.regions.size.sum() == batch.annotations.valid.sum()
+    assert batch.annotations.regions.size.sum() == batch.annotations.valid.sum()
 
 
 def test_predictions_of_another_model_join_the_image(downloaded, tmp_path):
@@ -155,7 +154,7 @@ def test_extra_is_a_setting_of_the_data(downloaded, tmp_path):
     assert open_cases(config.data).channels == 22
     assert open_cases(parse(given, "cityscapes").data).channels == 3
     with pytest.raises(DataError, match=r"data\.options: expected some of .*, found 'extra'"):
-        open_cases(replace(config.data, name="nodules", root=None, options={}))
+        open_cases(config.data.changed(name="nodules", root=None, options={}))
 
 
 def test_the_recipes_are_the_papers():

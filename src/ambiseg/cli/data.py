@@ -1,12 +1,19 @@
-"""``ambiseg data …``: look at data sets, check them, split them, write them out."""
+"""``ambiseg data …``: list, check, split, convert and export data sets."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
-from typing import Any
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from ambiseg._util.errors import DataError
 from ambiseg.cli import lidc
+
+if TYPE_CHECKING:
+    from ambiseg.data.case import Cases
 
 EXAMPLES = """\
 examples:
@@ -24,7 +31,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     data = commands.add_parser(
         "data",
         help="check, split and export data sets",
-        description="Look at data sets before a network does.",
+        description="Check, split and export data sets before training.",
         epilog=EXAMPLES,
         formatter_class=formatter,
     )
@@ -42,27 +49,27 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
         _check,
         "read a folder of your own and report every problem",
         "Read every image and every mask, and print what is there and every problem with its file.\n"
-        "Exit code: 0 when the data can be used, 1 when a problem keeps them from it, 2 when nothing can be read.",
+        "Exit code: 0 if the data can be used, 1 if there are errors, 2 if nothing can be read.",
         "PATH is a folder with images/ and masks/<reader>/, or a manifest (.csv, .json).\n"
-        "Settings given here win over those in the folder's ambiseg.json.",
+        "Settings given here override those in the folder's ambiseg.json.",
     )
     check.add_argument("path", metavar="PATH", help="the folder or the manifest")
     check.add_argument("--classes", nargs="+", metavar="NAME", help="names of the class ids 0, 1 …, or their number")
-    check.add_argument("--void", type=int, metavar="ID", help="the value in masks that counts nowhere")
+    check.add_argument("--void", type=int, metavar="ID", help="the value of pixels in masks that count nowhere")
     check.add_argument("--labels", choices=("auto", "ids", "binary"), help="what the numbers in masks mean")
     check.add_argument("--slices", choices=("all", "marked"), help="which slices of a volume are cases")
     check.add_argument("--html", metavar="FILE", help="also write a page with pictures")
     check.add_argument(
         "--json", metavar="FILE", help="also write all numbers and problems as JSON; - prints them, and nothing else"
     )
-    check.add_argument("--quiet", action="store_true", help="print problems only, and no progress")
+    check.add_argument("--quiet", action="store_true", help="one line per error and warning, and no progress")
 
     split = command(
         "split",
         _split,
         "divide a data set by patient and freeze the result",
-        "Divide a data set by patient, check that nothing leaks, and freeze the result to a file.\n"
-        "The rule looks at each patient alone, so that adding data later moves nobody.",
+        "Divide a data set by patient, check that no patient and no picture is in two parts, and write the result\n"
+        "to a file. The part of a patient depends on that patient alone: adding data later moves nobody.",
     )
     _add_source(split)
     split.add_argument("--out", metavar="FILE", required=True, help="the file to write")
@@ -73,11 +80,10 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
         default=["train=0.7", "val=0.1", "test=0.2"],
         help="shares of the patients; they sum to 1 (default: train=0.7 val=0.1 test=0.2)",
     )
-    split.add_argument("--seed", type=int, default=0, help="another seed, another split (default: 0)")
+    split.add_argument("--seed", type=int, default=0, help="another seed gives another split (default: 0)")
     split.add_argument("--declared", action="store_true", help="take the split that the data's owner gave")
     split.add_argument("--mose", action="store_true", help="for LIDC: the split by series that the paper's code makes")
     split.add_argument("--extend", metavar="FILE", help="a frozen split to keep and to add new cases to")
-    split.add_argument("--quiet", action="store_true", help="no progress")
 
     prepare = actions.add_parser(
         "prepare",
@@ -96,63 +102,84 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     _add_source(export)
     export.add_argument("--out", metavar="DIR", required=True, help="the folder to write; it must not exist yet")
     export.add_argument("--count", type=int, metavar="N", help="only N cases, spread evenly over the data")
-    export.add_argument("--quiet", action="store_true", help="no progress")
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help="a data set's name (see `ambiseg data list`) or a folder")
-    parser.add_argument(
-        "--set",
-        dest="options",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an option of the data set, such as size=128; may be repeated",
-    )
+    option = "an option of the data set, such as size=128; may be repeated"
+    parser.add_argument("--set", dest="options", action="append", default=[], metavar="KEY=VALUE", help=option)
+    parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
 
 
 def _list(arguments: argparse.Namespace) -> int:
     from rich.console import Console
-    from rich.table import Table
 
+    from ambiseg._util.tables import table
     from ambiseg.data.config import DATASETS, NEEDS_ROOT
 
-    table = Table("name", "what it is", box=None, pad_edge=False, header_style="bold")
+    rows = []
     for name, dataset in DATASETS.items():
         summary = re.sub(r":\w+:`~?([^`]+)`|\*\*(.+?)\*\*", r"\1\2", (dataset.__doc__ or "").strip().splitlines()[0])
-        table.add_row(name, summary + (" (takes --data.root)" if name in NEEDS_ROOT else ""))
-    Console().print(table)
+        rows.append((name, summary + " (takes --data.root)" * (name in NEEDS_ROOT)))
+    made = table(("name", "what it is"), rows, left=(0, 1))
+    made.columns[1].no_wrap = False
+    Console().print(made)
     return 0
 
 
-def _check(arguments: argparse.Namespace) -> int:
-    from ambiseg.data.check import check
-    from ambiseg.data.sets.folder.settings import Settings
+# -- check ------------------------------------------------------------------------------------------------------------
 
+
+def _check(arguments: argparse.Namespace) -> int:
+    """0 if the data can be used, 1 if there are errors, 2 if nothing can be read."""
+    from ambiseg._util.files import write_text
+    from ambiseg.data.check.check import CheckResult, check
+    from ambiseg.data.check.page import page
+    from ambiseg.data.check.text import print_lines, print_result
+    from ambiseg.data.sets.folder.settings import FolderSettings
+    from ambiseg.io.errors import FileError
+    from ambiseg.settings import validate
+
+    path, quiet, only_json = Path(arguments.path), arguments.quiet, arguments.json == "-"
+    targets = [Path(file) for file in (arguments.html, arguments.json) if file not in (None, "-")]
+    for target in targets:  # before everything is read
+        if not target.resolve().parent.is_dir():
+            raise DataError(f"{target}: expected a folder to write into, found none named {target.parent}")
+        if target.is_dir():
+            raise DataError(f"{target}: expected a file to write, found a folder")
     classes = arguments.classes
     if classes is not None:
         classes = int(classes[0]) if len(classes) == 1 and classes[0].isdigit() else tuple(classes)
-    settings = _settings(
-        Settings, classes=classes, void=arguments.void, labels=arguments.labels, slices=arguments.slices
-    )
-    return check.run(arguments.path, settings, html=arguments.html, json=arguments.json, quiet=arguments.quiet)
-
-
-def _settings(kind, **values):
-    from ambiseg._util.errors import DataError
-
+    given = {"classes": classes, **{key: getattr(arguments, key) for key in ("void", "labels", "slices")}}
+    settings = validate(FolderSettings, given, dashes="--")
     try:
-        return kind(**values)
-    except ValueError as error:
-        raise DataError(f"--{error}") from None
+        result = check(path, settings, quiet)
+    except FileError as error:
+        result = CheckResult(path, problems=[error.problem])
+        print(f"ambiseg: {error} ({error.problem.remedy})", file=sys.stderr)
+    if arguments.json is not None:
+        text = json.dumps(result.as_dict(), indent=2, ensure_ascii=False) + "\n"
+        print(text, end="") if only_json else write_text(arguments.json, text)
+    if result.cases is None:
+        return result.exit_code
+    if not only_json:
+        (print_lines if quiet else print_result)(result)
+    if arguments.html is not None:
+        write_text(arguments.html, page(result, quiet))
+    if not quiet and not only_json:
+        for target in targets:
+            print(f"written: {target}")
+    return result.exit_code
+
+
+# -- split and export -------------------------------------------------------------------------------------------------
 
 
 def _split(arguments: argparse.Namespace) -> int:
     from rich.console import Console
-    from rich.table import Table
 
-    from ambiseg._util.errors import DataError
     from ambiseg._util.progress import reporting
+    from ambiseg._util.tables import table
     from ambiseg.data.splits import Split, check_leakage
 
     cases = _open(arguments)
@@ -160,30 +187,26 @@ def _split(arguments: argparse.Namespace) -> int:
         if arguments.extend:
             split = Split.load(arguments.extend).extended(cases, progress)
         elif arguments.mose:
-            split = Split.released(cases, "mose", progress)
+            from ambiseg.data.sets.lidc.released import released_split
+
+            split = released_split(cases, progress)
         elif arguments.declared:
             split = Split.declared(cases, seed=arguments.seed, progress=progress)
         else:
-            fractions = {}
-            for text in arguments.fractions:
-                part, _, share = text.partition("=")
-                try:
-                    fractions[part] = float(share)
-                except ValueError:
-                    raise DataError(f"--fractions: expected PART=SHARE such as train=0.7, found {text!r}") from None
-            split = Split.by_hash(cases, fractions, arguments.seed, progress)
+            pairs = _pairs("--fractions", arguments.fractions, float, "PART=SHARE such as train=0.7")
+            split = Split.by_hash(cases, pairs, arguments.seed, progress)
     with reporting("comparing", arguments.quiet) as progress:
         check_leakage(cases, split, progress=progress)
     split.save(arguments.out)
     if not arguments.quiet:
-        table = Table("part", "patients", "cases", box=None, pad_edge=False, header_style="bold")
+        rows = []
         for part in split.parts:
             chosen = split.indices(cases, part)
-            table.add_row(part, f"{len({cases.patients[i] for i in chosen}):,}", f"{len(chosen):,}")
-        console = Console()
-        console.print(table)
-        console.print(f"{split.rule}; fingerprint {split.fingerprint}", highlight=False, soft_wrap=True)
-        console.print(f"no patient and no picture is in two parts; written to {arguments.out}", soft_wrap=True)
+            rows.append((part, f"{len({cases.patients[i] for i in chosen}):,}", f"{len(chosen):,}"))
+        console = Console(highlight=False, soft_wrap=True)
+        console.print(table(("part", "patients", "cases"), rows))
+        console.print(f"{split.rule}; fingerprint {split.fingerprint}")
+        console.print(f"no patient and no picture is in two parts; written to {arguments.out}")
     return 0
 
 
@@ -191,6 +214,8 @@ def _export(arguments: argparse.Namespace) -> int:
     from ambiseg._util.progress import reporting
     from ambiseg.data.export import export
 
+    if arguments.count is not None and arguments.count < 1:
+        raise DataError(f"--count: expected 1 or more, found {arguments.count}")
     cases = _open(arguments)
     with reporting("writing", arguments.quiet) as progress:
         count = export(cases, arguments.out, arguments.count, progress)
@@ -199,28 +224,32 @@ def _export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _open(arguments: argparse.Namespace):
-    """A data set by its name, or the folder, manifest or store at a path."""
-    from pathlib import Path
-
-    import yaml
-
-    from ambiseg._util.errors import DataError
-    from ambiseg.data.config import DATASETS, NEEDS_ROOT, DataConfig, open_cases
-
-    options = {}
-    for text in arguments.options:
+def _pairs(option: str, texts: list[str], parse: Any, expected: str) -> dict[str, Any]:
+    """``KEY=VALUE`` as a dictionary."""
+    pairs = {}
+    for text in texts:
         key, found, value = text.partition("=")
+        try:
+            pairs[key] = parse(value)
+        except ValueError:
+            found = ""
         if not found:
-            raise DataError(f"--set: expected KEY=VALUE, found {text!r}")
-        options[key] = yaml.safe_load(value)
-    name, root = arguments.data, None
-    if name not in set(DATASETS) - NEEDS_ROOT:
-        root = arguments.data
-        if not Path(root).exists():
-            known = ", ".join(sorted(set(DATASETS) - NEEDS_ROOT))
-            raise DataError(f"{root}: expected {known} or an existing folder, found neither")
-        kinds = {(Path(root) / "store.json").is_file(): "store", Path(root).suffix == ".npz": "arrays"}
-        kinds |= {(Path(root) / "leftImg8bit").is_dir(): "cityscapes", (Path(root) / "trainannot").is_dir(): "camvid"}
-        name = kinds.get(True, "folder")
+            raise DataError(f"{option}: expected {expected}, found {text!r}")
+    return pairs
+
+
+def _open(arguments: argparse.Namespace) -> Cases:
+    """A data set by its name, or the folder, manifest or store at a path."""
+    from ambiseg.data.config import DATASETS, NEEDS_ROOT, DataConfig, open_cases
+    from ambiseg.settings import read_value
+
+    options = _pairs("--set", arguments.options, read_value, "KEY=VALUE")
+    name, root, known = arguments.data, None, sorted(set(DATASETS) - NEEDS_ROOT)
+    if name not in known:
+        path = Path(root := arguments.data)
+        if not path.exists():
+            raise DataError(f"{root}: expected {', '.join(known)} or an existing folder, found neither")
+        inside = {"store.json": "store", "leftImg8bit": "cityscapes", "trainannot": "camvid"}
+        found = next((kind for file, kind in inside.items() if (path / file).exists()), "folder")
+        name = "arrays" if path.suffix == ".npz" else found
     return open_cases(DataConfig(name=name, root=root, options=options))

@@ -1,32 +1,24 @@
-"""Random geometry and intensity for whole batches: one operation for an image and everything its readers drew."""
+"""Random geometry and intensity for whole batches: the same for an image and all its masks."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-Flip = Literal["none", "horizontal", "vertical", "both"]
+from ambiseg.settings import FORBID, SettingError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=FORBID)
 class Augment:
-    """What may happen to a training image. Everything is off unless asked for, except flips.
+    """Random operations on training images. All are off by default, except flips.
 
     Geometry is applied to the image (bilinear) and to its map of regions (nearest neighbour) at the same coordinates,
     so annotations that agree in a pixel still do, and no class id appears that was not there.
-
-    Args:
-        flip: mirror along these axes, each with probability 1/2.
-        quarter_turns: turn by 0, 90, 180 or 270 degrees, equally likely; the window must be square.
-        rotate: turn by up to so many degrees either way, uniformly.
-        scale: magnify by a factor in this range, log-uniformly; 2 shows half as much at twice the size.
-        brightness: add up to so much either way, in units of the prepared image (after ``Intensity``).
-        contrast: multiply by exp(±contrast) about 0.
-        noise: add Gaussian noise whose standard deviation is drawn from [0, noise], one for each image.
 
     >>> images, regions = torch.arange(4.0).view(1, 1, 2, 2), torch.arange(4).view(1, 2, 2)
     >>> g = torch.Generator().manual_seed(0)
@@ -35,28 +27,37 @@ class Augment:
     True
     """
 
-    flip: Flip = "both"
-    quarter_turns: bool = False
-    rotate: float = 0.0
-    scale: tuple[float, float] = (1.0, 1.0)
-    brightness: float = 0.0
-    contrast: float = 0.0
-    noise: float = 0.0
+    flip: Literal["none", "horizontal", "vertical", "both"] = Field(
+        default="both", description="mirror along these axes, each with probability 1/2"
+    )
+    quarter_turns: bool = Field(
+        default=False, description="rotate by 0, 90, 180 or 270 degrees, equally likely; the window must be square"
+    )
+    rotate: float = Field(
+        default=0.0, ge=0, description="rotate by up to this many degrees in either direction, uniformly"
+    )
+    scale: tuple[float, float] = Field(
+        default=(1.0, 1.0),
+        description="magnify by a factor in this range, log-uniformly; 2 shows half as much at twice the size",
+    )
+    brightness: float = Field(
+        default=0.0, ge=0, description="add up to this much in either direction, in units of the network's input"
+    )
+    contrast: float = Field(default=0.0, ge=0, description="multiply by exp(±contrast) about 0")
+    noise: float = Field(
+        default=0.0,
+        ge=0,
+        description="add Gaussian noise whose standard deviation is drawn from [0, noise], one per image",
+    )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scale", tuple(self.scale))  # YAML has lists
         low, high = self.scale
         if not 0 < low <= high:
-            raise ValueError(f"augment: expected scale as 0 < smallest ≤ largest, found {low:g} and {high:g}")
-        for name in ("rotate", "brightness", "contrast", "noise"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"augment: expected {name} ≥ 0, found {getattr(self, name):g}")
-        if self.flip not in ("none", "horizontal", "vertical", "both"):
-            raise ValueError(f"augment: expected flip none, horizontal, vertical or both, found {self.flip!r}")
+            raise SettingError("scale", f"expected 0 < smallest ≤ largest, found {low:g} and {high:g}")
 
     @property
     def warps(self) -> bool:
-        """Whether pixels are moved off their grid: only then is anything interpolated."""
+        """Whether pixels leave their grid, so that images are interpolated."""
         return self.rotate > 0 or self.scale != (1.0, 1.0)
 
     def source(self, size: tuple[int, int]) -> tuple[int, int]:

@@ -1,27 +1,30 @@
-"""What every data set is: a list of cases, each one image with everything that its readers said of it."""
+"""What every data set is: a list of cases, each one image with the masks of all its readers."""
 
 from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ambiseg._util.errors import DataError
 from ambiseg.data.intensity import Intensity
 
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with (cases done, cases in all) after each case."""
+
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One image and its annotations, kept as one map of regions and a table of what each reader called them.
+    """One image and its annotations: one map of regions, and a table of the class that each reader gave each region.
 
         labels[m, y, x] = table[regions[y, x], m]
 
-    Pixels that all readers labelled alike share a region, so M masks are one small-integer map whatever M is: one map
-    to store, to crop and to turn, and a mask that equals another stays equal whatever is done to it.
+    Pixels that all readers labelled alike share a region, so M masks are one map of small integers, whatever M is:
+    one map to store, to crop and to rotate, and masks that are equal stay equal under every transform.
 
     Args:
         image: ``[C, H, W]`` in the units and the dtype of its source (Hounsfield int16, grey uint8 …).
@@ -29,9 +32,9 @@ class Case:
         table: ``[U, M]`` class ids.
         name: unique in its data set; files that are made of the case are named after it.
         patient: what must not be divided between splits: the patient, or whatever else makes images alike.
-        readers: M names; where readers are exchangeable any names do.
-        weights: ``[M]`` non-negative, any sum; ``None`` is equal.
-        void: ``[U]`` bool, True where a region counts nowhere; ``None`` is nowhere void.
+        readers: M names; any names where readers are exchangeable.
+        weights: ``[M]`` non-negative, any sum; ``None``: equal weights.
+        void: ``[U]`` bool, True where a region counts nowhere; ``None``: no void pixels.
 
     >>> case = Case.of(np.zeros((1, 1, 3)), np.array([[[0, 1, 1]], [[0, 0, 1]]]), name="a")
     >>> case.regions.tolist(), case.table.tolist()
@@ -66,8 +69,8 @@ class Case:
                 f"{name}: expected an image [C, H, W] and masks [M, H, W] of its size, "
                 f"found {list(image.shape)} and {list(labels.shape)}"
             )
-        maps = [*labels] if valid is None else [*labels, ~valid]  # void is one more thing to be alike in
-        regions, table = join_maps(maps)
+        maps = [*labels] if valid is None else [*labels, ~valid]  # a region is void as a whole, or not at all
+        regions, table = partition(maps)
         void = None
         if valid is not None:
             table, void = table[:, :-1], table[:, -1].astype(bool)
@@ -105,27 +108,50 @@ class Case:
             return np.full(M, 1 / M, np.float32)
         return (self.weights / self.weights.sum()).astype(np.float32)
 
+    @property
+    def image_digest(self) -> str:
+        """A hash of the image's pixels: the same image under another name has the same digest."""
+        return digest(self.image)
 
-def join_maps(maps: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """One map that tells as much as all of ``maps`` do:  maps[m] = table[regions, m].
+    @property
+    def digest(self) -> str:
+        """A hash of everything that the case holds."""
+        void = None if self.void is None else self.valid
+        masks = [part for mask in zip(self.readers, self.labels, self.mass, strict=True) for part in mask]
+        return digest(self.name, self.patient, self.image, *masks, void)
 
-    Rows of the table are in lexicographic order and all distinct; the map's dtype is the smallest that holds them.
+
+def partition(maps: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """One map of regions and the table that gives back all ``maps``:  maps[m] = table[regions, m].
+
+    Rows of the table are in lexicographic order and all distinct. Map and table have the smallest unsigned dtype that
+    holds them.
+
+    >>> regions, table = partition(np.array([[[0, 1, 1]], [[0, 0, 1]]]))
+    >>> regions.tolist(), table.tolist()
+    ([[0, 1, 2]], [[0, 0], [1, 0], [1, 1]])
     """
-    shape = maps[0].shape
-    regions = np.zeros(maps[0].size, np.int64)
-    table = np.zeros((1, 0), np.int64)
+    regions, table = np.zeros(maps[0].size, np.intp), np.zeros((1, 0), np.int64)
     for labels in maps:
-        values, codes = np.unique(labels.reshape(-1), return_inverse=True)
-        pair = regions * len(values) + codes.reshape(-1)
-        seen = np.zeros(len(table) * len(values), bool)
-        seen[pair] = True
-        rows = np.flatnonzero(seen)  # the pairs that occur, in order: their rank is the new region
-        rank = np.cumsum(seen) - 1
-        regions = rank[pair]
+        values, ranks = ranked(labels.reshape(-1))
+        rows, regions = _ranked_below(len(table) * len(values), regions * len(values) + ranks)
         table = np.concatenate([table[rows // len(values)], values[rows % len(values)][:, None].astype(np.int64)], 1)
-    return regions.reshape(shape).astype(smallest_unsigned(len(table))), table.astype(
-        smallest_unsigned(table.max() + 1)
-    )
+    regions = regions.reshape(maps[0].shape).astype(smallest_unsigned(len(table)))
+    return regions, table.astype(smallest_unsigned(table.max() + 1))
+
+
+def ranked(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct numbers of a flat array in order, and the rank of each number among them."""
+    if values.dtype.kind in "bu" and values.dtype.itemsize <= 2:  # much faster than sorting
+        return _ranked_below(1 << 8 * values.dtype.itemsize, values.astype(np.intp))
+    distinct, ranks = np.unique(values, return_inverse=True)
+    return distinct, ranks.reshape(-1)
+
+
+def _ranked_below(limit: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    seen = np.zeros(limit, bool)
+    seen[numbers] = True
+    return np.flatnonzero(seen), (np.cumsum(seen) - 1)[numbers]
 
 
 def smallest_unsigned(count: int) -> np.dtype:
@@ -142,10 +168,30 @@ class Flip:
     probability: float
 
 
-class Cases(ABC):
-    """A data set: its cases by number, and what is known of all of them without reading a pixel.
+@dataclass(frozen=True)
+class Decoded:
+    """One case of :meth:`Cases.decode`, with everything that a store keeps of it.
 
-    A data set implements ``__getitem__`` and sets the attributes. Names are unique. A case read twice is the same.
+    Args:
+        declared: the split that the data's owner gave the case.
+        origin: see :meth:`Cases.origin`.
+        observed: ready for JSON; not ``None`` where the table holds values whose class is known only when all cases
+            have been read. :meth:`Cases.settle` needs it; ``digest`` is not known before.
+    """
+
+    case: Case
+    image_digest: str
+    digest: str = ""
+    declared: str | None = None
+    origin: dict[str, Any] | None = None
+    observed: Any = None
+
+
+class Cases(ABC):
+    """A data set: its cases by number, and what is known of all of them.
+
+    A data set implements ``__getitem__`` and sets the attributes. Names are unique. A case that is read twice is the
+    same. Attributes that cannot be known without reading pixels may be computed when they are first asked for.
 
     Attributes:
         title: what the data are, for tables and reports.
@@ -157,6 +203,7 @@ class Cases(ABC):
         declared: the split that the data's owner gave each case; ``None`` when there is none.
         patients_known: False where the source does not tell which cases are of one patient.
         flips: what makes the modes of data whose modes are known; see :class:`~ambiseg.data.sets.street.flips.Flips`.
+        fingerprint: :func:`ambiseg.data.splits.fingerprint` of all cases, where it was computed before.
     """
 
     title: str
@@ -169,6 +216,7 @@ class Cases(ABC):
     declared: Sequence[str] | None = None
     patients_known: bool = True
     flips: tuple[Flip, ...] = ()
+    fingerprint: str | None = None
 
     @abstractmethod
     def __getitem__(self, index: int) -> Case:
@@ -196,16 +244,39 @@ class Cases(ABC):
         """
         return digest(self.title, *(self.digest(i) for i in range(len(self))))
 
-    def image_digest(self, index: int) -> str:
-        """A hash of one image's pixels: the same picture under another name has the same digest."""
-        return digest(self[index].image)
+    def image_digest(self, index: int, case: Case | None = None) -> str:
+        """A hash of one image; ``case`` is the case of that number, if it has been read already."""
+        return (self[index] if case is None else case).image_digest
 
-    def digest(self, index: int) -> str:
-        """A hash of everything that one case holds."""
-        case = self[index]
-        void = None if case.void is None else case.valid
-        said = [*zip(case.readers, case.labels, case.mass, strict=True)]
-        return digest(case.name, case.patient, case.image, *(part for reader in said for part in reader), void)
+    def digest(self, index: int, case: Case | None = None) -> str:
+        """A hash of everything that one case holds; ``case`` as in :meth:`image_digest`."""
+        return (self[index] if case is None else case).digest
+
+    # -- the one pass that decodes everything --------------------------------------------------------------------------
+
+    @property
+    def expected(self) -> int:
+        """How many cases :meth:`decode` will find, as far as that is known before: for progress."""
+        return len(self)
+
+    def decode(self, start: int = 0) -> Iterator[Decoded]:
+        """All cases from number ``start`` on, each read once: what a store is made of."""
+        for index in range(start, len(self)):
+            case = self[index]
+            yield Decoded(
+                case,
+                self.image_digest(index, case),
+                self.digest(index, case),
+                None if self.declared is None else self.declared[index],
+                self.origin(index),
+            )
+
+    def settle(self, observed: Sequence[Any]) -> None:
+        """Called with what :meth:`decode` observed in all cases, after the last: classes are known from here on."""
+
+    def settled(self, case: Case, observed: Any) -> Case:
+        """The case with class ids in its table, once :meth:`settle` was called; its regions stay as they are."""
+        return case
 
 
 def digest(*parts: np.ndarray | np.generic | str | None) -> str:

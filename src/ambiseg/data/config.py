@@ -1,18 +1,20 @@
-"""Everything that decides what a network is shown, as one dataclass; it is saved with every run."""
+"""The settings of a data set, its split and its batches; they are saved with every run."""
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, field_validator
 
 from ambiseg._util.errors import DataError
+from ambiseg._util.text import did_you_mean
 from ambiseg.data.augment import Augment
-from ambiseg.data.case import Cases
+from ambiseg.data.cache import USER
+from ambiseg.data.case import Cases, Progress
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.loader import Outside, Which
+from ambiseg.data.loader import AnnotationPolicy, Outside
 from ambiseg.data.sets.arrays import Arrays
 from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.nodules.cases import Nodules
@@ -21,7 +23,8 @@ from ambiseg.data.sets.street.camvid import CamVid
 from ambiseg.data.sets.street.cityscapes import Cityscapes
 from ambiseg.data.sets.street.flips import Flips
 from ambiseg.data.splits import Split
-from ambiseg.data.store import Progress, Store
+from ambiseg.data.store import Store
+from ambiseg.settings import Settings, inline
 
 DATASETS: dict[str, type[Cases]] = {
     "nodules": Nodules,
@@ -34,116 +37,131 @@ DATASETS: dict[str, type[Cases]] = {
 }
 
 NEEDS_ROOT = {"folder", "arrays", "store", "cityscapes", "camvid"}
-TEMPORARY = "temporary"
+
+Size = int | tuple[int, int] | None
 
 
-@dataclass
-class DataConfig:
+def _cache(given: Any) -> Any:
+    return USER if given == "temporary" else given  # as configurations called it before there was a user's cache
+
+
+class DataConfig(Settings):
     """What to load and how.
 
-    Args:
-        name: which data set, a key of ``DATASETS``.
-        root: where it is, for data sets that are not part of the package.
-        options: further arguments of the data set, such as ``{"size": 128}`` for nodules. ``flips`` makes any data
-            of one class-id map an image ambiguous, see :class:`~ambiseg.data.sets.street.flips.Flips`.
-        extra: a folder of another model's predictions that join the images as channels, for data sets that take them.
-        split: ``declared`` (the owner's), ``hash`` (by patient), ``mose`` (as released with the paper, for LIDC), the
-            path of a frozen split, or nothing: the owner's where the data have one, else by hash.
-        fractions: shares of the patients, for ``hash``.
-        split_seed: another seed, another split.
-        intensity: how raw values become input; nothing takes what the data set recommends.
-        size: height and width of the training window; one number is a square, nothing takes whole images.
-        eval_size: the same for validation and test; always in the middle.
-        outside: what lies beyond the border of an image that is smaller than the window.
-        augment: random operations on training images.
-        annotations: ``all``; ``random``: one, drawn anew each time; ``once``: one, drawn once for good; or its number.
-        fraction: train on this part of the training set; whole patients, and a quarter is part of the half.
-        batch_size: images a step and process.
-        eval_batch_size: images at a time in validation and test.
-        workers: processes that load; 0 loads in the training process.
-        cache: ``temporary`` decodes everything once, into files that go with the process; a folder keeps them for
-            the next run; nothing reads the source every time.
-        seed: of the order, the windows, the augmentation and the annotations that are drawn.
+    >>> DataConfig(name="shapes", options={"size": 32}).changed(batch_size=8).batch_size
+    8
     """
 
-    name: str = "nodules"
-    root: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    extra: str | None = None
-    split: str | None = None
-    fractions: dict[str, float] = field(default_factory=lambda: {"train": 0.7, "val": 0.1, "test": 0.2})
-    split_seed: int = 0
-    intensity: Intensity | None = None
-    size: int | tuple[int, int] | None = None
-    eval_size: int | tuple[int, int] | None = None
-    outside: Outside = "reflect"
-    augment: Augment = field(default_factory=Augment)
-    annotations: Which = "all"
-    fraction: float = 1.0
-    batch_size: int = 16
-    eval_batch_size: int = 32
-    workers: int = 0
-    cache: str | None = TEMPORARY
-    seed: int = 0
+    name: str = Field(default="nodules", description=f"which data set: {', '.join(DATASETS)}")
+    root: str | None = Field(
+        default=None, description="where the data are, for data sets that are not part of the package"
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="further arguments of the data set, such as {size: 128} for nodules; flips makes data with one "
+        "class-id map per image ambiguous",
+    )
+    extra: str | None = Field(
+        default=None,
+        description="a folder of another model's predictions that join the images as channels, for data sets that "
+        "take them",
+    )
+    split: str | None = Field(
+        default=None,
+        description="declared (the owner's), hash (by patient), mose (as released with the paper, for LIDC) or the file "
+        "of a saved split; null: declared where the data have one, else hash",
+    )
+    fractions: dict[str, float] = Field(
+        default_factory=lambda: {"train": 0.7, "val": 0.1, "test": 0.2},
+        description="shares of the patients, for split hash",
+    )
+    split_seed: int = Field(default=0, description="another seed, another split")
+    intensity: Intensity | None = Field(
+        default=None, description="how raw values become the network's input; null: as the data set recommends"
+    )
+    size: Size = Field(
+        default=None, description="height and width of the training window; one number is a square; null: whole images"
+    )
+    eval_size: Size = Field(
+        default=None, description="the same for validation and test, always in the middle of the image"
+    )
+    outside: Outside = Field(
+        default="reflect",
+        description="pixels beyond the border of an image that is smaller than the window: reflect or void",
+    )
+    augment: Augment = Field(default=Augment(), description="random operations on training images")
+    annotations: AnnotationPolicy = Field(
+        default=None,
+        description="annotations of a training image: all; random: one, drawn for each batch; once: one, drawn once for "
+        "the whole training; the number of one; null: what the method needs",
+    )
+    fraction: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="train on this part of the training set; whole patients, and a quarter is part of the half",
+    )
+    batch_size: int = Field(default=16, ge=1, description="images per step and process")
+    eval_batch_size: int = Field(default=32, ge=1, description="images at a time in validation and test")
+    workers: int = Field(default=0, ge=0, description="processes that load; 0: load in the training process")
+    cache: Annotated[str | None, BeforeValidator(_cache)] = Field(
+        default=USER,
+        description="where decoded data are kept: user (the user's cache folder), or the path of another folder; null: "
+        "read the source every time",
+    )
+    seed: int = Field(
+        default=0, description="seed of the order, the windows, the augmentation and the annotations drawn"
+    )
 
-    def __post_init__(self) -> None:
-        if self.name not in DATASETS:
-            close = get_close_matches(self.name, DATASETS, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise DataError(f"data.name: expected one of {', '.join(DATASETS)}, found {self.name!r}{hint}")
-        for key in ("batch_size", "eval_batch_size"):
-            if getattr(self, key) < 1:
-                raise DataError(f"data.{key}: expected at least 1, found {getattr(self, key)}")
-        if self.workers < 0:
-            raise DataError(f"data.workers: expected 0 or more, found {self.workers}")
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in DATASETS:
+            raise ValueError(f"expected one of {', '.join(DATASETS)}, found {name!r}{did_you_mean(name, DATASETS)}")
+        return name
+
+    @field_validator("size", "eval_size")
+    @classmethod
+    def _positive(cls, size: Size) -> Size:
+        if size is not None and min(size if isinstance(size, tuple) else (size,)) < 1:
+            raise ValueError(f"expected at least 1, found {inline(size)}")
+        return size
 
 
 def open_cases(config: DataConfig) -> Cases:
     """The data set that a configuration names. Cases are read when they are asked for."""
     dataset = DATASETS[config.name]
-    accepted = inspect.signature(dataset).parameters
-    first = next(iter(accepted))
+    accepted = list(inspect.signature(dataset).parameters)
     needs_root = config.name in NEEDS_ROOT
     if needs_root and config.root is None:
-        raise DataError(f"data.root: expected the folder of the {config.name} data, found nothing")
+        raise DataError(f"data.root: expected the folder of the {config.name} data, found none")
     if not needs_root and config.root is not None:
         raise DataError(f"data.root: {config.name} is part of the package and takes no folder, found {config.root!r}")
     options = {**config.options, **({} if config.extra is None else {"extra": config.extra})}
     flips = None if "flips" in accepted else options.pop("flips", None)
-    if unknown := [key for key in options if key not in accepted or (needs_root and key == first)]:
-        known = ", ".join(key for key in accepted if not (needs_root and key == first))
-        raise DataError(f"data.options: expected some of {known or 'no options'}, found {unknown[0]!r}")
+    known = accepted[1:] if needs_root else accepted
+    if unknown := [key for key in options if key not in known]:
+        expected = f"some of {', '.join(known)}" if known else "no options"
+        raise DataError(f"data.options: expected {expected}, found {unknown[0]!r}{did_you_mean(unknown[0], known)}")
     cases = dataset(*([config.root] if needs_root else []), **options)  # type: ignore[call-arg]
     return cases if flips is None else Flips(cases, flips)
 
 
-def cached(cases: Cases, cache: str | None, progress: Progress | None = None) -> Cases:
-    """The same cases, decoded once into a memory-mapped store, as ``DataConfig.cache`` says."""
-    if cache is None or isinstance(cases, Store):
-        return cases
-    if cache == TEMPORARY:
-        return Store.build(cases, None, progress)
-    return Store.build(cases, cache_folder(cases, cache), progress)
-
-
-def cache_folder(cases: Cases, cache: str) -> Path:
-    """A folder of its own for every state of every data set: a changed source never meets an old copy."""
-    return Path(cache) / f"{type(cases).__name__.lower()}-{cases.state()[:16]}"
-
-
 def open_split(cases: Cases, config: DataConfig, progress: Progress | None = None) -> Split:
-    """The split that a configuration names; a frozen one is compared with the data it is used on."""
-    how = config.split or ("hash" if cases.declared is None else "declared")
-    if how == "hash":
+    """The split that a configuration names; a saved one is compared with the data that it is used on."""
+    kind = config.split or ("hash" if cases.declared is None else "declared")
+    if kind == "hash":
         return Split.by_hash(cases, config.fractions, config.split_seed, progress)
-    if how == "declared":
+    if kind == "declared":
         lacks_val = cases.declared is not None and "val" not in cases.declared and "train" in cases.declared
         share = config.fractions.get("val", 0.1)
         return Split.declared(cases, share if lacks_val else None, config.split_seed, progress)
-    if how == "mose":
-        return Split.released(cases, how, progress)
-    if not Path(how).is_file():
-        raise DataError(f"data.split: expected hash, declared, mose or the file of a frozen split, found {how!r}")
-    split = Split.load(how)
-    split.verify(cases, progress)
+    if kind == "mose":
+        from ambiseg.data.sets.lidc.released import released_split
+
+        return released_split(cases, progress)
+    if not Path(kind).is_file():
+        raise DataError(f"data.split: expected hash, declared, mose or the file of a saved split, found {kind!r}")
+    split = Split.load(kind)
+    split.verify(cases, progress=progress)
     return split

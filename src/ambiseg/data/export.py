@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -17,15 +18,18 @@ from ambiseg._util.files import atomic_folder
 from ambiseg.data.case import Case, Cases
 from ambiseg.data.store import Progress
 
+_VOID = 255
+_COLUMNS = ("image", "mask", "reader", "weight", "patient", "split", "name")
+
 
 def export(
     cases: Cases, folder: str | os.PathLike[str], count: int | None = None, progress: Progress | None = None
 ) -> int:
     """Write ``count`` cases as ``images/``, ``masks/<reader>/``, a manifest and ``ambiseg.json``.
 
-    They are spread evenly over the data set: its first ones would be of few patients, who fill no split.
-    Pictures of bytes are PNG, all others TIFF in their own number type; masks are PNG of class ids, 255 is void. The
-    folder appears when all of it is written. Returns the number of cases.
+    They are spread evenly over the data set, since its first cases may be of few patients. Images of bytes are
+    written as PNG, all others as TIFF in their own dtype; masks are PNG of class ids, 255 is void. The folder appears
+    when all of it is written. Returns the number of cases.
 
     >>> import tempfile
     >>> from ambiseg.data.sets.shapes import Shapes
@@ -40,10 +44,10 @@ def export(
         raise DataError(f"{folder}: the folder {folder.parent} does not exist")
     count = len(cases) if count is None else min(count, len(cases))
     if count < 1:
-        raise DataError(f"--count: expected at least 1 case, found {count}")
+        raise DataError(f"count: expected 1 case or more, found {count}")
+    rows: list[tuple[str, ...]] = []
+    files, readers, void = _Names(), _Names(), False
     with atomic_folder(folder) as draft:
-        rows, void = [], False
-        files, readers = _Names(), _Names()
         for number in range(count):
             index = number * len(cases) // count
             case = cases[index]
@@ -51,7 +55,9 @@ def export(
             rows += _write(case, draft, "" if cases.declared is None else cases.declared[index], files, readers)
             if progress is not None:
                 progress(number + 1, count)
-        _manifest(rows, draft / "manifest.csv")
+        kept = [c for c in range(len(_COLUMNS)) if c < 3 or any(row[c] for row in rows)]
+        with open(draft / "manifest.csv", "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([row[c] for c in kept] for row in [_COLUMNS, *rows])
         settings: dict[str, Any] = {
             "title": cases.title,
             "classes": list(cases.classes),
@@ -59,67 +65,48 @@ def export(
             "labels": "ids",
             "intensity": {key: value for key, value in asdict(cases.intensity).items() if value is not None},
         }
-        if void:
-            settings["void"] = 255
+        settings |= {"void": _VOID} if void else {}
         (draft / "ambiseg.json").write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", "utf-8")
     return count
 
 
-def _write(case: Case, folder: Path, part: str, files: _Names, readers: _Names) -> list[list[str]]:
-    from PIL import Image
-
+def _write(case: Case, folder: Path, split: str, files: _Names, readers: _Names) -> list[tuple[str, ...]]:
+    """Write one case; returns its rows of the manifest, one per reader."""
+    if (most := int(case.table.max(initial=0))) >= _VOID:
+        raise DataError(f"{case.name}: expected class ids below {_VOID} to write as PNG, found {most}")
     name = files[case.name]
-    if int(case.table.max(initial=0)) >= 255:
-        raise DataError(f"{case.name}: expected class ids below 255 to write as PNG, found {int(case.table.max())}")
-    suffix = _write_image(case.image, folder / "images" / name)
+    suffix = ".png" if case.image.dtype == np.uint8 else ".tif"
+    _write_image(case.image, folder / "images" / f"{name}{suffix}")
     rows = []
     for m, (reader, labels) in enumerate(zip(case.readers, case.labels, strict=True)):
         if case.valid is not None:
-            labels = np.where(case.valid, labels, 255)
-        path = folder / "masks" / readers[reader] / f"{name}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(labels.astype(np.uint8)).save(path)
+            labels = np.where(case.valid, labels, _VOID)
+        mask = f"masks/{readers[reader]}/{name}.png"
+        _write_image(labels[None].astype(np.uint8), folder / mask)
         weight = "" if case.weights is None else f"{case.weights[m]:.9g}"
-        mask = path.relative_to(folder).as_posix()
-        rows.append([f"images/{name}{suffix}", mask, reader, weight, case.patient, part, case.name])
+        rows.append((f"images/{name}{suffix}", mask, reader, weight, case.patient, split, case.name))
     return rows
 
 
-def _write_image(image: np.ndarray, path: Path) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if image.dtype == np.uint8 and len(image) in (1, 3):
-        from PIL import Image
-
-        Image.fromarray(np.ascontiguousarray(image[0] if len(image) == 1 else np.moveaxis(image, 0, -1))).save(
-            f"{path}.png"
-        )
-        return ".png"
+def _write_image(image: np.ndarray, path: Path) -> None:
+    """``[C, H, W]`` with one channel or three, in the format of the suffix."""
     if len(image) not in (1, 3):
         raise DataError(f"{path.name}: expected 1 or 3 channels to write as a picture, found {len(image)}")
-    import tifffile
-
+    path.parent.mkdir(parents=True, exist_ok=True)
     grey = len(image) == 1
-    tifffile.imwrite(
-        f"{path}.tif",
-        np.ascontiguousarray(image[0] if grey else np.moveaxis(image, 0, -1)),
-        photometric="minisblack" if grey else "rgb",
-        compression="deflate",
-    )
-    return ".tif"
+    pixels = np.ascontiguousarray(image[0] if grey else np.moveaxis(image, 0, -1))
+    if path.suffix == ".png":
+        from PIL import Image
 
+        Image.fromarray(pixels).save(path)
+    else:
+        import tifffile
 
-def _manifest(rows: list[list[str]], path: Path) -> None:
-    import csv
-
-    columns = ["image", "mask", "reader", "weight", "patient", "split", "name"]
-    kept = [c for c in range(len(columns)) if c < 3 or any(row[c] for row in rows)]
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerows([[line[c] for c in kept] for line in [columns, *rows]])
+        tifffile.imwrite(path, pixels, photometric="minisblack" if grey else "rgb", compression="deflate")
 
 
 class _Names(dict[str, str]):
-    """For each name a path that every file system takes and that is no other's; slices of a volume share a folder.
+    """For each name a path that every file system accepts and no other name has; slices of a volume share a folder.
 
     >>> names = _Names()
     >>> names["scan#007"], names["a?"], names["A*"], names["a?"], names["/../../etc"]

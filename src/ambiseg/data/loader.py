@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,12 +16,12 @@ from ambiseg._util.errors import DataError
 from ambiseg.data.augment import Augment
 from ambiseg.data.case import Case, Cases
 from ambiseg.data.intensity import Intensity
-from ambiseg.masks import MaskDistribution
 from ambiseg.regions import RegionMasks, Regions
 
 Outside = Literal["reflect", "void"]
-Which = Literal["all", "random", "once"] | int
-"""Annotations of a training image: all; one drawn anew each time; one drawn once for good; the one of this number."""
+AnnotationPolicy = Literal["all", "random", "once"] | int | None
+"""Annotations of a training image: all; one drawn for each batch; one drawn once for the whole training; the one of
+this number. ``None`` is all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,15 +30,13 @@ class Batch:
 
     Attributes:
         images: ``[B, C, H, W]`` float32.
-        annotations: M masks an image; absent readers have weight 0, void pixels are in ``valid``. Labels are written
-            out when they are asked for, which training does not.
-        regions: the annotations' partition, as :func:`ambiseg.regions.partition` would make it, up to order.
+        annotations: M masks per image, known by their regions (``annotations.regions``), as
+            :func:`ambiseg.regions.partition` would make them, up to order. Absent readers have weight 0.
         names, patients: B of each.
     """
 
     images: Tensor
-    annotations: MaskDistribution
-    regions: Regions
+    annotations: RegionMasks
     names: tuple[str, ...]
     patients: tuple[str, ...]
 
@@ -53,28 +51,25 @@ class Batch:
         """The same batch in memory that a GPU can fetch by itself."""
         return self._map(lambda x: x.pin_memory())
 
-    def _map(self, move) -> Batch:
-        masks, regions = self.annotations, self.regions
+    def _map(self, move: Callable[[Tensor], Tensor]) -> Batch:
+        masks, regions = self.annotations, self.annotations.regions
+        assert regions is not None
         regions = Regions(move(regions.index), move(regions.labels), move(regions.size))
         weights, valid = (None if x is None else move(x) for x in (masks.weights, masks.valid))
-        if isinstance(masks, RegionMasks):
-            masks = RegionMasks.of(regions, masks.spatial, weights, valid, masks.dtype)
-        else:
-            marginal = None if masks.marginal is None else move(masks.marginal)
-            masks = MaskDistribution(move(masks.labels), weights, valid, marginal)
-        return replace(self, images=move(self.images), annotations=masks, regions=regions)
+        masks = RegionMasks.of(regions, masks.spatial, weights, valid, masks.dtype)
+        return replace(self, images=move(self.images), annotations=masks)
 
 
 @dataclass(frozen=True)
-class Ticket:
-    """Which cases make a batch, and the one number that all its randomness comes from."""
+class BatchSpec:
+    """The numbers of the cases of a batch, and the seed of everything that is random in it."""
 
     indices: tuple[int, ...]
     seed: int
 
 
 def seed_of(*parts: object) -> int:
-    """A 63-bit seed of everything that should matter and nothing else: the same on every machine and in every process.
+    """A 63-bit seed that depends on ``parts`` alone: the same on every machine and in every process.
 
     >>> seed_of(0, "epoch", 3) == seed_of(0, "epoch", 3), seed_of(0, "epoch", 3) == seed_of(0, "epoch", 4)
     (True, False)
@@ -83,14 +78,14 @@ def seed_of(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
-class Tickets(DistributedSampler):
-    """The batches of one epoch for one process, by number: a function of (seed, epoch, process) and of nothing else.
+class BatchSampler(DistributedSampler):
+    """The batches of one epoch for one process: a function of (seed, epoch, process) alone.
 
-    A run that is taken up at epoch e therefore sees what it would have seen, whatever the number of workers. Training
-    batches differ in size by at most one, so none is left too small for batch statistics, and every case is
-    seen once an epoch (with P processes up to P - 1 of them twice, because all must take the same number of steps).
-    Evaluation keeps the order and deals out whole batches: any number of processes makes the same batches with the same
-    seeds, so that their numbers are the same to the last bit.
+    A run that is resumed at epoch e therefore sees the batches that it would have seen, whatever the number of workers.
+    Training batches differ in size by at most one, so none is too small for batch statistics, and every case is seen
+    once per epoch (with P processes up to P - 1 of them twice, because all must take the same number of steps).
+    Evaluation keeps the order and hands out whole batches: any number of processes makes the same batches with the same
+    seeds, so that their results are equal to the bit.
     """
 
     def __init__(
@@ -117,9 +112,9 @@ class Tickets(DistributedSampler):
             return -(-len(self.indices) // (self.batch_size * self.num_replicas))
         return len(range(self.rank, -(-len(self.indices) // self.batch_size), self.num_replicas))
 
-    def __iter__(self) -> Iterator[Ticket]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[BatchSpec]:  # type: ignore[override]
         for number, batch in self._training() if self.shuffle else self._evaluation():
-            yield Ticket(tuple(self.indices[i] for i in batch), seed_of(self.seed, "batch", self.epoch, number))
+            yield BatchSpec(tuple(self.indices[i] for i in batch), seed_of(self.seed, "batch", self.epoch, number))
 
     def _training(self) -> Iterator[tuple[int, Sequence[int]]]:
         generator = torch.Generator().manual_seed(seed_of(self.seed, "order", self.epoch))
@@ -154,15 +149,15 @@ class Window:
 
 
 class Loader(Dataset):
-    """``loader[ticket] -> Batch``: reads, cuts, prepares and augments a whole batch at once, in whatever process.
+    """``loader[spec] -> Batch``: reads, crops, prepares and augments a whole batch at once, in any process.
 
     Args:
         cases: where to read.
         intensity: how raw values become input.
         window: the part of each image that is kept.
-        augment: random operations; ``None`` is none, and then windows are in the middle.
-        annotations: which of the annotations to keep, see :data:`Which`.
-        seed: of the annotations that are drawn once for good.
+        augment: random operations; ``None``: none, and windows are in the middle.
+        annotations: which annotations to keep, see :data:`AnnotationPolicy`.
+        seed: of the annotations that are drawn once.
     """
 
     def __init__(
@@ -171,7 +166,7 @@ class Loader(Dataset):
         intensity: Intensity,
         window: Window = Window(),  # noqa: B008 - frozen
         augment: Augment | None = None,
-        annotations: Which = "all",
+        annotations: AnnotationPolicy = None,
         seed: int = 0,
     ) -> None:
         if augment is not None and window.size is None and augment.warps:
@@ -181,9 +176,9 @@ class Loader(Dataset):
         self.cases, self.intensity, self.window, self.augment = cases, intensity, window, augment
         self.annotations, self.seed = annotations, seed
 
-    def __getitem__(self, ticket: Ticket) -> Batch:
-        generator = torch.Generator().manual_seed(ticket.seed)
-        cases = [self._choose(self.cases[i], ticket.seed) for i in ticket.indices]
+    def __getitem__(self, spec: BatchSpec) -> Batch:
+        generator = torch.Generator().manual_seed(spec.seed)
+        cases = [self._choose(self.cases[i], spec.seed) for i in spec.indices]
         for case in cases:
             if len(case.image) != self.cases.channels:
                 raise DataError(f"{case.name}: expected {self.cases.channels} channels, found {len(case.image)}")
@@ -208,7 +203,7 @@ class Loader(Dataset):
 
     def _choose(self, case: Case, seed: int) -> Case:
         """The case with the annotations that this loader is asked for."""
-        if self.annotations == "all":
+        if self.annotations in (None, "all"):
             return case
         M = case.table.shape[1]
         if isinstance(self.annotations, int):
@@ -290,4 +285,4 @@ def _assemble(cases: Sequence[Case], images: Tensor, codes: Tensor) -> Batch:
         valid=~hidden.view(codes.shape) if anywhere else None,
         dtype=said.dtype,
     )
-    return Batch(images, annotations, regions, tuple(c.name for c in cases), tuple(c.patient for c in cases))
+    return Batch(images, annotations, tuple(c.name for c in cases), tuple(c.patient for c in cases))

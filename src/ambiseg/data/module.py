@@ -1,29 +1,34 @@
-"""All data sets as Lightning loads them."""
+"""Batches of a data set, as Lightning asks for them."""
 
 from __future__ import annotations
 
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
-from ambiseg.data.case import Cases
-from ambiseg.data.config import TEMPORARY, DataConfig, cached, open_cases, open_split
+from ambiseg.data.cache import open_cached
+from ambiseg.data.case import Cases, Progress
+from ambiseg.data.config import DataConfig, open_cases, open_split
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.loader import Loader, Tickets, Window
+from ambiseg.data.loader import BatchSampler, Loader, Window
 from ambiseg.data.splits import Split, check_leakage, subset
-from ambiseg.data.store import Progress
+from ambiseg.data.store import Store
 
 
 class DataModule(LightningDataModule):
     """Loaders for the parts of a data set: ``train``, ``val``, ``test``.
 
-    Every batch is a function of the configuration, the epoch, the process and its number alone: neither workers nor
-    interruptions change what is trained on. In a run of several processes each takes its share by itself.
+    Every batch is a function of the configuration, the epoch, the process and its number alone: neither the number of
+    workers nor interruptions change it. In a run of several processes each takes its share by itself.
 
     Args:
         config: see :class:`~ambiseg.data.config.DataConfig`.
         cases: a data set of your own, instead of the one that the configuration names.
-        split: a split at hand, instead of the one that the configuration names.
+        split: a split to use instead of the one that the configuration names. It is checked for leakage, and not
+            compared with the data: see :meth:`Split.verify`.
         progress: called with (done, total) while cases are decoded.
+        decode: False for a caller that needs few cases, such as a report. A cached store is used if there is one;
+            otherwise cases are read from the source when they are asked for, nothing is written to the cache, and
+            images are not compared between the parts.
 
     >>> module = DataModule(DataConfig(name="shapes", options={"count": 40, "size": 32}, batch_size=8))
     >>> module.setup()
@@ -38,27 +43,33 @@ class DataModule(LightningDataModule):
         cases: Cases | None = None,
         split: Split | None = None,
         progress: Progress | None = None,
+        decode: bool = True,
     ) -> None:
         super().__init__()
         self.config = config
-        self._source, self._split, self._progress = cases, split, progress
+        self._source, self._split, self._progress, self._decode = cases, split, progress, decode
+        self._opened: Cases | None = None
         self._cases: Cases | None = None
 
     # -- Lightning calls these -------------------------------------------------------------------------------
 
     def prepare_data(self) -> None:
         """Decode into the cache, in one process of each machine; the others find it there."""
-        if self.config.cache not in (None, TEMPORARY):
-            cached(self.source, self.config.cache, self._progress)
+        self._open()
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the data, split them, and make sure that nothing leaks."""
+        """Open the data, split them, and check the split for leakage."""
         if self._cases is not None:
             return
-        cases = cached(self.source, self.config.cache, self._progress)
+        cases = self._open()
         split = open_split(cases, self.config) if self._split is None else self._split
-        check_leakage(cases, split)
+        check_leakage(cases, split, content=self._decode or isinstance(cases, Store))
         self._cases, self._split = cases, split
+
+    def _open(self) -> Cases:
+        if self._opened is None:
+            self._opened = open_cached(self.source, self.config.cache, self._progress, decode=self._decode)
+        return self._opened
 
     def train_dataloader(self) -> DataLoader:
         """Shuffled, augmented windows of the training part."""
@@ -76,7 +87,7 @@ class DataModule(LightningDataModule):
 
     @property
     def source(self) -> Cases:
-        """The data set as it was given, not decoded yet."""
+        """The data set as it was given or named, not decoded."""
         if self._source is None:
             self._source = open_cases(self.config)
         return self._source
@@ -97,8 +108,8 @@ class DataModule(LightningDataModule):
 
     @property
     def intensity(self) -> Intensity:
-        """How raw values become input: the configuration's, or what the data set recommends."""
-        return self.source.intensity if self.config.intensity is None else self.config.intensity
+        """How raw values become the network's input: the configuration's, or what the data set recommends."""
+        return self._open().intensity if self.config.intensity is None else self.config.intensity
 
     def indices(self, part: str) -> list[int]:
         """Numbers of the cases of a part; of ``train`` only the fraction that is trained on."""
@@ -108,13 +119,13 @@ class DataModule(LightningDataModule):
         return indices
 
     def part_dataloader(self, part: str, whole: bool = False) -> DataLoader:
-        """Any part in order and without augmentation; ``whole`` keeps every process from taking only its share."""
+        """Any part in order and without augmentation; ``whole``: all of it in every process, not the process's share."""
         return self._loader(part, alone=whole)
 
     def _loader(self, part: str, training: bool = False, alone: bool = False) -> DataLoader:
         config = self.config
         rank, processes = self._place() if not alone else (0, 1)
-        tickets = Tickets(
+        sampler = BatchSampler(
             self.indices(part),
             config.batch_size if training else config.eval_batch_size,
             shuffle=training,
@@ -127,14 +138,14 @@ class DataModule(LightningDataModule):
             self.intensity,
             Window(_pair(config.size if training else config.eval_size), config.outside),
             config.augment if training else None,
-            config.annotations if training else "all",
+            config.annotations if training else None,
             seed=config.seed,
         )
-        workers = min(config.workers, len(tickets))
+        workers = min(config.workers, len(sampler))
         return DataLoader(
             loader,
-            batch_size=None,  # a ticket is a batch already
-            sampler=tickets,
+            batch_size=None,  # the sampler says what is in a batch
+            sampler=sampler,
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=self._on_gpu(),

@@ -1,4 +1,4 @@
-"""Who is trained on and who is tested on: splits by patient, frozen to a file, and a check that nothing leaks."""
+"""Which cases are for training and which for testing: splits by patient, saved to a file, and a check for leakage."""
 
 from __future__ import annotations
 
@@ -7,28 +7,18 @@ import json
 import math
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import write_text
-from ambiseg.data.case import Cases
-
-_FORMAT = "ambiseg.Split/1"
-_KINDS = {
-    "format": str,
-    "made": str,  # the rule in words, for whoever opens the file
-    "fractions": dict,
-    "seed": int,
-    "declared": bool,
-    "fingerprint": str,
-    "parts": dict,
-}
-
-Progress: TypeAlias = Callable[[int, int], None]
-"""Called with (cases read, cases to read) after each case."""
+from ambiseg._util.text import some
+from ambiseg.data.case import Cases, Progress
+from ambiseg.settings import explain
 
 
 class LeakageError(DataError):
@@ -40,7 +30,7 @@ class LeakageError(DataError):
 
 @dataclass(frozen=True)
 class Rule:
-    """Which part a patient belongs to. It looks at nobody else, so that adding or removing others moves nobody.
+    """Which part a patient belongs to. It depends on that patient alone: adding or removing others moves nobody.
 
         u = BLAKE2("seed:patient") as a number in [0, 1),     part = the first whose cumulative fraction is above u.
 
@@ -49,7 +39,7 @@ class Rule:
             parts are declared.
         seed: another seed, another split.
         declared: keep the parts that the data's owner gave; ``fractions`` then divide the cases given ``train``.
-        released: the name of somebody's split (a key of ``released.SHARES``) that was made again for these cases.
+        released: the name of a published split that was made again for these cases.
 
     >>> rule = Rule({"train": 0.7, "val": 0.1, "test": 0.2})
     >>> [rule.part(patient) for patient in ("ann", "bob", "cem", "dora")]
@@ -110,15 +100,17 @@ def _uniform(text: str) -> float:
 
 @dataclass(frozen=True)
 class Split:
-    """Named parts of a data set, frozen together with a fingerprint of the data.
+    """Named parts of a data set, saved together with a fingerprint of the data.
 
-    Made by :meth:`by_hash` or :meth:`declared`. A split never divides a patient, has no empty part and no case in two
-    parts: what would be one is an error.
+    Made by :meth:`by_hash`, :meth:`declared` or :meth:`by_patient`. A split that divides a patient, has an empty part
+    or has a case in two parts is an error.
 
     Args:
         parts: case names of each part. They are kept sorted, so that the order of the data set does not matter.
         fingerprint: :func:`fingerprint` of the data that was split.
         rule: how it was made, and where cases that are added later go; ``print(split.rule)`` says it in words.
+        digests: the digest of each case by name, from which some cases can be verified without reading all; ``None``
+            for splits that were saved before there were any.
 
     >>> from ambiseg.data.sets.shapes import Shapes
     >>> split = Split.by_hash(Shapes(count=100), {"train": 0.8, "test": 0.2})
@@ -129,6 +121,7 @@ class Split:
     parts: Mapping[str, tuple[str, ...]]
     fingerprint: str
     rule: Rule
+    digests: Mapping[str, str] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parts", {part: tuple(sorted(names)) for part, names in self.parts.items()})
@@ -164,12 +157,9 @@ class Split:
         return _divide(cases, Rule(fractions, seed), progress)
 
     @staticmethod
-    def released(cases: Cases, name: str = "mose", progress: Progress | None = None) -> Split:
-        """The split that somebody's code makes of these cases; see :mod:`ambiseg.data.released`."""
-        from ambiseg.data.released import SHARES, mose_parts
-
-        part_of = dict(zip(cases.patients, mose_parts(cases), strict=True))
-        return _divide(cases, Rule(SHARES[name], released=name), progress, part_of=part_of)
+    def by_patient(cases: Cases, part_of: Mapping[str, str], rule: Rule, progress: Progress | None = None) -> Split:
+        """The part that ``part_of`` has for each patient; ``rule`` says how these parts were made."""
+        return _divide(cases, rule, progress, part_of=part_of)
 
     @staticmethod
     def declared(cases: Cases, val: float | None = None, seed: int = 0, progress: Progress | None = None) -> Split:
@@ -180,7 +170,7 @@ class Split:
         if said is None or without:
             raise DataError(
                 f"{cases.title}: expected every case to have a declared split, "
-                f"found {len(without)} of {len(cases)} without one: {_some(without)}"
+                f"found {len(without)} of {len(cases)} without one: {_names(without)}"
             )
         if val is None:
             return _divide(cases, Rule(declared=True), progress)
@@ -212,15 +202,31 @@ class Split:
             raise DataError(f"part must be one of {', '.join(self.parts)}, found {part!r}")
         return self._places(cases)[part]
 
-    def verify(self, cases: Cases, progress: Progress | None = None) -> None:
-        """Raise :class:`DataError` unless ``cases`` are exactly what was split: the same names and the same content."""
-        split = {name for names in self.parts.values() for name in names}
+    def verify(self, cases: Cases, names: Collection[str] | None = None, progress: Progress | None = None) -> None:
+        """Raise :class:`DataError` unless ``cases`` are what was split: the same names and the same content.
+
+        Args:
+            cases: the data. The digests of a :class:`~ambiseg.data.store.Store` are known; of other data, cases are
+                read.
+            names: compare the content of these cases only, so that only these are read. If the split was saved without
+                digests of single cases, the content of data that are no store is then not compared.
+        """
+        split = {name for part in self.parts.values() for name in part}
         missing, added = sorted(split.difference(cases.names)), sorted(set(cases.names) - split)
         if missing or added:
-            found = [f"{len(missing)} missing: {_some(missing)}"] * bool(missing)
-            found += [f"{len(added)} new: {_some(added)} (`Split.extended` adds them)"] * bool(added)
+            found = [f"{len(missing)} missing: {_names(missing)}"] * bool(missing)
+            found += [f"{len(added)} new: {_names(added)} (`Split.extended` adds them)"] * bool(added)
             raise DataError(f"{cases.title}: expected the {len(split)} cases of the split, found {'; '.join(found)}")
-        self._compare(cases, fingerprint(cases, progress))
+        if names is None or cases.fingerprint is not None:
+            self._compare(cases, cases.fingerprint or fingerprint(cases, progress))
+        elif self.digests is not None:
+            number = _numbers(cases)
+            for name in names:
+                if (found := cases.digest(number[name])) != self.digests[name]:
+                    raise DataError(
+                        f"{cases.title}: case {name!r} has another content than when the data were split (pixels, "
+                        f"masks, readers or patient): expected digest {self.digests[name]}, found {found}"
+                    )
 
     def _compare(self, cases: Cases, found: str) -> None:
         if found != self.fingerprint:
@@ -235,25 +241,27 @@ class Split:
             total = sum(map(len, self.parts.values()))
             raise DataError(
                 f"{cases.title}: expected the {total} cases of the split, found "
-                f"{len(missing)} missing: {_some(missing)}"
+                f"{len(missing)} missing: {_names(missing)}"
             )
         return {part: [number[name] for name in names] for part, names in self.parts.items()}
 
     # -- files -----------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write JSON, one case a line. The file appears whole or not at all."""
-        content = {
-            "format": _FORMAT,
-            "made": str(self.rule),
-            "fractions": self.rule.fractions,
-            "seed": self.rule.seed,
-            "declared": self.rule.declared,
-            **({"released": self.rule.released} if self.rule.released else {}),
-            "fingerprint": self.fingerprint,
-            "parts": self.parts,
-        }
-        write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        """Write JSON, one case per line. The file appears whole or not at all."""
+        content = _File(
+            format="ambiseg.Split/1",
+            made=str(self.rule),
+            fractions=dict(self.rule.fractions),
+            seed=self.rule.seed,
+            declared=self.rule.declared,
+            released=self.rule.released or None,
+            fingerprint=self.fingerprint,
+            parts={part: list(names) for part, names in self.parts.items()},
+            digests=None if self.digests is None else dict(self.digests),
+        )
+        text = json.dumps(content.model_dump(exclude_none=True), indent=1, ensure_ascii=False)
+        write_text(path, text + "\n")
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Split:
@@ -267,29 +275,39 @@ class Split:
             raise DataError(f"{os.fspath(path)}: cannot be read as a split: {error}") from None
 
 
+class _File(BaseModel):
+    """The content of a split's file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    format: Literal["ambiseg.Split/1"]
+    made: str  # the rule in words, for whoever opens the file
+    fractions: dict[str, float]
+    seed: int
+    declared: bool
+    released: str | None = None
+    fingerprint: str
+    parts: dict[str, list[str]]
+    digests: dict[str, str] | None = None
+
+
 def _parse(content: Any) -> Split:
-    found = content.get("format") if isinstance(content, dict) else None
-    if found != _FORMAT:
-        raise DataError(f"expected JSON of format {_FORMAT!r}, found {found!r}")
-    released = content.pop("released", "")
-    if content.keys() != _KINDS.keys() or not isinstance(released, str):
-        raise DataError(f"expected the keys {', '.join(_KINDS)}, found {', '.join(content)}")
-    for key, kind in _KINDS.items():
-        if type(content[key]) is not kind:  # not isinstance, to which True is an int
-            raise DataError(f"expected {key!r} to be of type {kind.__name__}, found {content[key]!r:.40}")
-    for name, share in content["fractions"].items():
-        if type(share) not in (int, float):
-            raise DataError(f"expected the fraction of {name!r} to be a number, found {share!r:.40}")
-    for part, names in content["parts"].items():
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise DataError(f"expected part {part!r} to be a list of case names, found {names!r:.40}")
-    rule = Rule(content["fractions"], content["seed"], content["declared"], released)
-    return Split(content["parts"], content["fingerprint"], rule)
+    if not isinstance(content, dict):
+        raise DataError(f"expected an object, found {content!r:.40}")
+    try:
+        file = _File.model_validate(content)
+    except ValidationError as error:
+        raise DataError(explain(error, _File, content)) from None
+    names = {name for names in file.parts.values() for name in names}
+    if file.digests is not None and file.digests.keys() != names:
+        raise DataError(f"digests: expected one per case, found {len(file.digests)} for {len(names)} cases")
+    rule = Rule(file.fractions, file.seed, file.declared, file.released or "")
+    return Split({part: tuple(names) for part, names in file.parts.items()}, file.fingerprint, rule, file.digests)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found := dict(pairs)) < len(pairs):  # json would silently keep the last, and lose a part
-        raise DataError(f"a key is there twice: {_some([key for key, _ in pairs])}")
+        raise DataError(f"a key is there twice: {_names([key for key, _ in pairs])}")
     return found
 
 
@@ -323,7 +341,8 @@ def _divide(
         )
     members = {part: tuple(names) for part, names in parts.items()}
     _check_patients(cases, Split(members, "", rule))  # before anything is read
-    return Split(members, combine(digests if digests is not None else _digests(cases, progress)), rule)
+    digests = _digests(cases, progress) if digests is None else digests
+    return Split(members, combine(digests), rule, dict(zip(cases.names, digests, strict=True)))
 
 
 # -- what the data were, and whether they leak ---------------------------------------------------------------
@@ -347,7 +366,7 @@ def check_leakage(cases: Cases, split: Split, content: bool = True, progress: Pr
 
     >>> from ambiseg.data.sets.shapes import Shapes
     >>> cases = Shapes(count=64)
-    >>> check_leakage(cases, Split.by_hash(cases))  # says nothing: all is well
+    >>> check_leakage(cases, Split.by_hash(cases))  # raises nothing
     """
     _check_patients(cases, split)
     if not content:
@@ -433,10 +452,9 @@ def _numbers(cases: Cases) -> dict[str, int]:
     number = {name: i for i, name in enumerate(cases.names)}
     if len(number) < len(cases):
         twice = [name for i, name in enumerate(cases.names) if number[name] != i]
-        raise DataError(f"{cases.title}: expected every case to have a name of its own, found twice: {_some(twice)}")
+        raise DataError(f"{cases.title}: expected every case to have a name of its own, found twice: {_names(twice)}")
     return number
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(map(repr, names[:3])) + more
+def _names(names: Sequence[str]) -> str:
+    return some([repr(name) for name in names], 3)

@@ -1,23 +1,21 @@
-"""A data set on disk in the form that training reads: memory-mapped, shared by all workers, held in memory by nobody.
+"""A data set on disk in the form that training reads: memory-mapped, shared by all workers, held in memory by none.
 
 A store is a folder:
 
 - ``images.bin``, ``regions.bin``: pixels of one case after the other, as they are in memory, each starting at a
   multiple of 64 bytes;
-- ``cases.jsonl``: one line a case: name, patient, readers, where its pixels start, its table of regions, its digests;
-- ``store.json``: what is known of all cases. It is written last: a store without it was interrupted, and is taken up
-  where it stopped.
+- ``cases.jsonl``: one line per case: name, patient, readers, where its pixels start, its table of regions, its digests;
+- ``store.json``: what is known of all cases. It is written last.
+
+While a store is written, ``draft.json`` names the state of its source and ``draft.jsonl`` has a line per case that is
+complete: writing that was interrupted is continued there.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,22 +24,24 @@ import numpy as np
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import write_text
-from ambiseg.data.case import Case, Cases, Flip
+from ambiseg.data.case import Case, Cases, Decoded, Flip, Progress
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.splits import combine
 
 _FORMAT = "ambiseg.Store/1"
 _ALIGN = 64
-_FILES = {"images.bin", "regions.bin", "cases.jsonl", "store.json", "draft.json", "lock"}
-Progress = Callable[[int, int], None]
-"""Called with how many cases are done, and how many there are."""
+_DRAFT, _JOURNAL = "draft.json", "draft.jsonl"
+_PIXELS = {"image": "images.bin", "regions": "regions.bin"}
+FILES = {*_PIXELS.values(), "cases.jsonl", "store.json", _DRAFT, _JOURNAL, "lock", "used"}
+"""Names of the files in a store's folder."""
 
 
 class Store(Cases):
     """A data set that was written by :meth:`build`; opened without reading a pixel.
 
+    >>> import tempfile
     >>> from ambiseg.data.sets.shapes import Shapes
-    >>> store = Store.build(Shapes(count=4, size=16))             # no folder: a temporary one, gone with the store
+    >>> store = Store.build(Shapes(count=4, size=16), tempfile.mkdtemp())
     >>> len(store), np.array_equal(store[2].labels, Shapes(count=4, size=16)[2].labels)
     (4, True)
     """
@@ -57,9 +57,9 @@ class Store(Cases):
         self.channels: int = header["channels"]
         self.intensity = Intensity(**header["intensity"])
         self.flips = tuple(Flip(**flip) for flip in header.get("flips", []))
-        self.state_of_source: str = header["state"]
         self.patients_known: bool = header.get("patients_known", True)
-        self.fingerprint: str | None = header.get("fingerprint")
+        self.fingerprint = header.get("fingerprint")
+        self._state: str = header["state"]
         self._about: dict[str, Any] = header.get("about", {})
         self._lines = _read_lines(self.folder / "cases.jsonl")
         if len(self._lines) != header["count"]:
@@ -71,30 +71,20 @@ class Store(Cases):
         self.patients = [line["patient"] for line in self._lines]
         declared = [line["declared"] for line in self._lines]
         self.declared = None if all(part is None for part in declared) else declared
-        for name, needed in (("images.bin", _end(self._lines, "image")), ("regions.bin", _end(self._lines, "regions"))):
-            found = size_of(self.folder / name)
+        for which, name in _PIXELS.items():
+            needed, found = _end(self._lines, which), _size(self.folder / name)
             if found < needed:
                 raise DataError(f"{self.folder / name}: expected {needed} bytes, found {found}: cut short")
-        self._maps: dict[str, np.ndarray] = {}
+        self._pixels = _Pixels(self.folder)
+        self.hold: object = None  # kept as long as the store: the lock of a store in the cache, see data/cache.py
 
     def __getitem__(self, index: int) -> Case:
-        line = self._lines[index]
-        void, weights = line["void"], line["weights"]
-        return Case(
-            image=self._pixels("images.bin", line["image"]),
-            regions=self._pixels("regions.bin", line["regions"]),
-            table=np.array(line["table"], dtype=line["ids"]).reshape(-1, len(line["readers"])),
-            name=line["name"],
-            patient=line["patient"],
-            readers=tuple(line["readers"]),
-            weights=None if weights is None else np.array(weights, np.float32),
-            void=None if void is None else np.array(void, bool),
-        )
+        return self._pixels.case(self._lines[index])
 
-    def image_digest(self, index: int) -> str:
+    def image_digest(self, index: int, case: Case | None = None) -> str:
         return self._lines[index]["image_digest"]
 
-    def digest(self, index: int) -> str:
+    def digest(self, index: int, case: Case | None = None) -> str:
         return self._lines[index]["digest"]
 
     def origin(self, index: int) -> dict[str, Any]:
@@ -104,86 +94,64 @@ class Store(Cases):
         return self._about
 
     def state(self) -> str:
-        return self.state_of_source
-
-    def _pixels(self, file: str, place: dict[str, Any]) -> np.ndarray:
-        if file not in self._maps:  # opened on first use, so that every worker has a map of its own
-            path = self.folder / file
-            self._maps[file] = np.memmap(path, np.uint8, "r") if size_of(path) else np.zeros(0, np.uint8)
-        dtype, shape, start = np.dtype(place["dtype"]), place["shape"], place["at"]
-        stop = start + dtype.itemsize * int(np.prod(shape))
-        # The bare array: np.memmap's own bookkeeping makes every slice several times as slow.
-        return self._maps[file][start:stop].view(np.ndarray).view(dtype).reshape(shape)
+        """The state of the source when the store was written."""
+        return self._state
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_maps": {}}  # a worker that is spawned maps the files itself
+        return {**self.__dict__, "hold": None}
 
     @staticmethod
-    def build(cases: Cases, folder: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Store:
+    def build(cases: Cases, folder: str | os.PathLike[str], progress: Progress | None = None) -> Store:
         """Write ``cases`` to ``folder`` and open it; a finished store of the same data is opened as it is.
 
-        Cases are read one at a time, so memory does not grow with their number. What an interrupted call wrote is
-        used by the next one. Without a folder the store is temporary and goes when the object goes.
+        Every case is read once, one at a time, so memory does not grow with their number. What an interrupted call
+        wrote is used by the next one. One process writes; others that call wait, and find the store finished.
         """
-        if folder is None:
-            place = tempfile.mkdtemp(prefix="ambiseg-store-")
-            # A forked worker holds a copy of this object; only the process that made the folder may remove it.
-            remove = weakref.finalize(cases, _remove, place, os.getpid())
-            try:
-                store = Store.build(cases, place, progress)
-            except BaseException:
-                remove()
-                raise
-            remove.detach()
-            weakref.finalize(store, _remove, place, os.getpid())
-            return store
+        from filelock import FileLock
+
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         state = cases.state()
-        with _alone(folder):
-            header = _header(folder)
-            if header is None or header["state"] != state:
-                if foreign := sorted({path.name for path in folder.iterdir()} - _FILES):
+        with FileLock(folder / "lock"):  # released by the system when the process ends, however it ends
+            if state_of(folder) != state:
+                if foreign := sorted({path.name for path in folder.iterdir()} - FILES):
                     raise DataError(f"{folder}: expected a store or an empty folder to write one, found {foreign[0]}")
                 _write(cases, folder, state, progress)
         return Store(folder)
 
 
 def _write(cases: Cases, folder: Path, state: str, progress: Progress | None) -> None:
-    draft = folder / "draft.json"
-    kept: list[dict[str, Any]] = []
-    if _state_of(draft) == state:
-        kept = _read_lines(folder / "cases.jsonl", forgive_last=True)
-        kept = kept[: _whole(kept, folder)]
-    # From here the folder holds the draft of this data and nothing else.
-    (folder / "store.json").unlink(missing_ok=True)
-    write_text(draft, json.dumps({"format": _FORMAT, "state": state}))
-    if [line["name"] for line in kept] != list(cases.names[: len(kept)]):
-        kept = []
-    write_text(folder / "cases.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
-    digests = [line["digest"] for line in kept]
+    lines = _complete_lines(folder, state)
+    (folder / "store.json").unlink(missing_ok=True)  # from here on the folder holds the draft of this state
+    write_text(folder / _DRAFT, json.dumps({"format": _FORMAT, "state": state}))
+    write_text(folder / _JOURNAL, "".join(json.dumps(line) + "\n" for line in lines))
     with (
         open(folder / "images.bin", "ab") as images,
         open(folder / "regions.bin", "ab") as regions,
-        open(folder / "cases.jsonl", "a", encoding="utf-8") as journal,
+        open(folder / _JOURNAL, "a", encoding="utf-8") as journal,
     ):
-        images.truncate(_end(kept, "image"))
-        regions.truncate(_end(kept, "regions"))
-        images.seek(0, os.SEEK_END)
-        regions.seek(0, os.SEEK_END)
-        for index in range(len(kept), len(cases)):
-            line = _append(cases, index, images, regions)
-            digests.append(line["digest"])
-            # Pixels first: a line in the journal says that they are there.
+        for file, which in ((images, "image"), (regions, "regions")):
+            file.truncate(_end(lines, which))
+            file.seek(0, os.SEEK_END)
+        for decoded in cases.decode(len(lines)):
+            lines.append(_line(decoded, images, regions))
+            # Pixels first: a line in the journal says that they are complete.
             images.flush()
             regions.flush()
-            journal.write(json.dumps(line) + "\n")
+            journal.write(json.dumps(lines[-1]) + "\n")
             journal.flush()
             if progress is not None:
-                progress(index + 1, len(cases))
-        for file in (images, regions, journal):
+                progress(len(lines), max(len(lines), cases.expected))
+        for file in (images, regions):
             file.flush()
             os.fsync(file.fileno())
+    observed = [line.pop("observed", None) for line in lines]
+    cases.settle(observed)
+    pixels = _Pixels(folder)
+    for line, values in zip(lines, observed, strict=True):
+        if values is not None:
+            case = cases.settled(pixels.case(line), values)
+            line.update(_table(case), digest=case.digest)
     header = {
         "format": _FORMAT,
         "state": state,
@@ -192,33 +160,50 @@ def _write(cases: Cases, folder: Path, state: str, progress: Progress | None) ->
         "evaluated": list(cases.evaluated),
         "channels": cases.channels,
         "intensity": asdict(cases.intensity),
-        "count": len(cases),
+        "count": len(lines),
         "patients_known": cases.patients_known,
-        "fingerprint": combine(digests),
+        "fingerprint": combine(line["digest"] for line in lines),
         "about": cases.about(),
         **({"flips": [asdict(flip) for flip in cases.flips]} if cases.flips else {}),
     }
+    write_text(folder / "cases.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     write_text(folder / "store.json", json.dumps(header, indent=1, ensure_ascii=False) + "\n")
-    draft.unlink()
+    for name in (_DRAFT, _JOURNAL):
+        (folder / name).unlink()
 
 
-def _append(cases: Cases, index: int, images: BinaryIO, regions: BinaryIO) -> dict[str, Any]:
-    case = cases[index]
+def _complete_lines(folder: Path, state: str) -> list[dict[str, Any]]:
+    """The cases of an interrupted store of this state whose pixels are all on disk."""
+    if _draft_state(folder) != state:
+        return []
+    lines = _read_lines(folder / _JOURNAL, interrupted=True)
+    sizes = {which: _size(folder / name) for which, name in _PIXELS.items()}
+    while lines and any(_end(lines, which) > size for which, size in sizes.items()):
+        lines.pop()
+    return lines
+
+
+def _line(decoded: Decoded, images: BinaryIO, regions: BinaryIO) -> dict[str, Any]:
+    case = decoded.case
     return {
         "name": case.name,
         "patient": case.patient,
-        "declared": None if cases.declared is None else cases.declared[index],
+        "declared": decoded.declared,
         "readers": list(case.readers),
         "weights": None if case.weights is None else np.asarray(case.weights, np.float64).tolist(),
         "void": None if case.void is None else case.void.tolist(),
-        "ids": case.table.dtype.str,
-        "table": case.table.reshape(-1).tolist(),
+        **_table(case),
         "image": _put(images, case.image),
         "regions": _put(regions, case.regions),
-        "image_digest": cases.image_digest(index),
-        "digest": cases.digest(index),
-        "origin": cases.origin(index),
+        "image_digest": decoded.image_digest,
+        "digest": decoded.digest,
+        "origin": decoded.origin or {},
+        **({} if decoded.observed is None else {"observed": decoded.observed}),
     }
+
+
+def _table(case: Case) -> dict[str, Any]:
+    return {"ids": case.table.dtype.str, "table": case.table.reshape(-1).tolist()}
 
 
 def _put(file: BinaryIO, array: np.ndarray) -> dict[str, Any]:
@@ -229,41 +214,61 @@ def _put(file: BinaryIO, array: np.ndarray) -> dict[str, Any]:
     return {"dtype": array.dtype.str, "shape": list(array.shape), "at": at}
 
 
-def _end(lines: list[dict[str, Any]], which: str) -> int:
-    """The byte after the last pixel that these lines speak of."""
+class _Pixels:
+    """The two files of pixels, mapped when they are first needed: every worker process maps them itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._maps: dict[str, np.ndarray] = {}
+
+    def case(self, line: dict[str, Any]) -> Case:
+        void, weights = line["void"], line["weights"]
+        return Case(
+            image=self._array("image", line),
+            regions=self._array("regions", line),
+            table=np.array(line["table"], dtype=line["ids"]).reshape(-1, len(line["readers"])),
+            name=line["name"],
+            patient=line["patient"],
+            readers=tuple(line["readers"]),
+            weights=None if weights is None else np.array(weights, np.float32),
+            void=None if void is None else np.array(void, bool),
+        )
+
+    def _array(self, which: str, line: dict[str, Any]) -> np.ndarray:
+        if which not in self._maps:
+            path = self._folder / _PIXELS[which]
+            self._maps[which] = np.memmap(path, np.uint8, "r") if _size(path) else np.zeros(0, np.uint8)
+        start, stop = line[which]["at"], _end([line], which)
+        # The bare array: np.memmap's own bookkeeping makes every slice several times as slow.
+        flat = self._maps[which][start:stop].view(np.ndarray)
+        return flat.view(np.dtype(line[which]["dtype"])).reshape(line[which]["shape"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_folder": self._folder, "_maps": {}}
+
+
+def _end(lines: Sequence[dict[str, Any]], which: str) -> int:
+    """The byte after the last pixel of these cases."""
     if not lines:
         return 0
     place = lines[-1][which]
     return place["at"] + np.dtype(place["dtype"]).itemsize * int(np.prod(place["shape"]))
 
 
-def _whole(lines: list[dict[str, Any]], folder: Path) -> int:
-    """How many of the cases of an interrupted store have all their pixels on disk."""
-    images, regions = size_of(folder / "images.bin"), size_of(folder / "regions.bin")
-    count = len(lines)
-    while count and (_end(lines[:count], "image") > images or _end(lines[:count], "regions") > regions):
-        count -= 1
-    return count
-
-
-def _read_lines(path: Path, forgive_last: bool = False) -> list[dict[str, Any]]:
+def _read_lines(path: Path, interrupted: bool = False) -> list[dict[str, Any]]:
+    """One case per line; of an ``interrupted`` file the last line may be incomplete."""
     lines: list[dict[str, Any]] = []
-    for number, text in _numbered(path):
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            if forgive_last:
-                break
-            raise DataError(f"{path}: line {number}: expected one case as JSON, found {text[:40]!r}") from None
+    if not path.exists():
+        return lines
+    with open(path, encoding="utf-8") as file:
+        for number, text in enumerate(file, 1):
+            try:
+                lines.append(json.loads(text))
+            except ValueError:
+                if interrupted:
+                    break
+                raise DataError(f"{path}: line {number}: expected one case as JSON, found {text[:40]!r}") from None
     return lines
-
-
-def _numbered(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            yield from enumerate(file, 1)
-    except FileNotFoundError:
-        return
 
 
 def _header(folder: Path) -> dict[str, Any] | None:
@@ -280,40 +285,19 @@ def _header(folder: Path) -> dict[str, Any] | None:
     return header
 
 
-def _state_of(draft: Path) -> str | None:
-    try:
-        return json.loads(draft.read_text(encoding="utf-8")).get("state")
-    except (FileNotFoundError, ValueError, AttributeError):
-        return None
-
-
 def state_of(folder: str | os.PathLike[str]) -> str | None:
     """The state of the data whose finished store is in a folder; ``None`` if there is none."""
     header = _header(Path(folder))
     return None if header is None else header["state"]
 
 
-def size_of(path: Path) -> int:
+def _draft_state(folder: Path) -> str | None:
+    try:
+        return json.loads((folder / _DRAFT).read_text(encoding="utf-8")).get("state")
+    except (FileNotFoundError, ValueError, AttributeError):
+        return None
+
+
+def _size(path: Path) -> int:
     """Bytes in a file, 0 where there is none."""
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time writes a store; the others wait, and then find it finished."""
-    try:
-        import fcntl
-    except ImportError:  # a system without such locks: nobody waits
-        yield
-        return
-    with open(folder / "lock", "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # let go of by the system when the process ends, however it ends
-        yield
-
-
-def _remove(folder: str, owner: int) -> None:
-    if os.getpid() == owner:
-        shutil.rmtree(folder, ignore_errors=True)
+    return path.stat().st_size if path.exists() else 0

@@ -22,10 +22,10 @@ from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.folder.layout import SPLITS
 from ambiseg.data.sets.folder.manifest import find_manifest
-from ambiseg.data.sets.folder.settings import Settings
+from ambiseg.data.sets.folder.settings import FolderSettings
 from ambiseg.evaluation.results import Evaluation, summarise
 from ambiseg.evaluation.scoring import Rules, score_masks
-from ambiseg.io.source import format_of, stem_of
+from ambiseg.io.formats import format_of, stem_of
 from ambiseg.masks import MaskDistribution
 
 WEIGHTS = "weights.json"
@@ -130,7 +130,7 @@ def open_truth(truth: str | os.PathLike[str], quiet: bool = False) -> Folder:
     root = Path(truth)
     if not root.exists():
         raise DataError(f"{root}: expected a folder of the readers' masks, found nothing of that name")
-    settings = Settings.load(root) if root.is_dir() else Settings()
+    settings = FolderSettings.load(root) if root.is_dir() else FolderSettings()
     images = settings.images or "images"
     parts = [root / images] + [root / name / images for name in SPLITS]
     if find_manifest(root) or any(part.is_dir() for part in parts):
@@ -153,7 +153,7 @@ def open_truth(truth: str | os.PathLike[str], quiet: bool = False) -> Folder:
     return _from_entries(entries, replace(settings, title=settings.title or root.resolve().name), quiet)
 
 
-def _from_entries(entries: list[dict[str, Any]], settings: Settings, quiet: bool) -> Folder:
+def _from_entries(entries: list[dict[str, Any]], settings: FolderSettings, quiet: bool) -> Folder:
     """A data folder of files that lie anywhere: a manifest is what names them."""
     settings = replace(settings, intensity=settings.intensity or Intensity())  # nobody looks at the pixels
     with tempfile.TemporaryDirectory() as place:
@@ -333,15 +333,15 @@ def _weight(value: Any) -> float | None:
     return float(value) if fits else None
 
 
-def _settings(root: Path, readers: Folder) -> Settings:
+def _settings(root: Path, readers: Folder) -> FolderSettings:
     """How predicted masks are read: as the predictions' own ``ambiseg.json`` says, else as class ids."""
-    own, theirs = Settings.load(root), readers.settings
+    own, theirs = FolderSettings.load(root), readers.settings
     labels: str | Mapping[str, int | str] | None = own.labels
     void = theirs.void if own.void is None else own.void
     if labels is None and own.colours is None:
         both = len(readers.classes) == 2 and void is None
         labels = {"0": 0, "1": 1, "255": 1} if both else "ids"
-    return Settings(
+    return FolderSettings(
         title=readers.title,
         classes=readers.classes,
         labels=labels,

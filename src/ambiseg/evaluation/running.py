@@ -55,7 +55,7 @@ class Scoring(pl.LightningModule):
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         predictive = self.model.predict(batch.images)
         self.settings = settings_of(predictive, self.forms, self.samples)
-        number = batch_idx * self.trainer.world_size + self.trainer.global_rank  # as Tickets deals batches out
+        number = batch_idx * self.trainer.world_size + self.trainer.global_rank  # as BatchSampler deals batches out
         self.scored[number] = score_batch(predictive, batch, self.rules, self.forms, self.samples, self.seed)
         self.report(batch_idx + 1, int(sum(self.trainer.num_test_batches)))
 

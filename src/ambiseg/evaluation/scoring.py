@@ -142,7 +142,7 @@ def score_batch(
         key = f"{form}-{masks.count}"
         _add(cases, curves, key, masks, annotations, rules, strata)
         if rules.flips:
-            found = score_modes(masks, batch.regions, rules.flips, rules.evaluated, rules.protocol, strata)
+            found = score_modes(masks, batch.annotations.regions, rules.flips, rules.evaluated, rules.protocol, strata)
             for own, one in zip(modes, found, strict=True):
                 own |= {} if one is None else {key: one}
     return [Scored(*parts) for parts in zip(cases, curves, modes, strict=True)]

@@ -16,8 +16,9 @@ from torch import Tensor
 from ambiseg._util.errors import DataError
 from ambiseg._util.text import count, some
 from ambiseg.data.sets.folder.layout import IGNORED
-from ambiseg.io.problems import Refused
-from ambiseg.io.source import FORMATS, UNREAD, Source, format_of, stem_of, suffix_of
+from ambiseg.io.errors import FileError
+from ambiseg.io.formats import FORMATS, UNREAD, format_of, stem_of, suffix_of
+from ambiseg.io.source import Source
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,13 @@ def find_inputs(
     found: dict[str, tuple[Path, Path]] = {}  # real path -> path, and the folder that its name counts from
     for given in map(Path, paths):
         if not given.exists():
-            raise Refused.of("E001", given, "expected an image or a folder of images, found nothing of that name")
+            raise FileError.of("E001", given, "expected an image or a folder of images, found nothing of that name")
         whole = Path(os.path.abspath(given))
         if given.is_dir():
             inside = list(_walk(given, dicom, None if skip is None else os.path.realpath(skip)))
             if not inside:
                 held = some(sorted(p.name for p in given.iterdir())) or "an empty folder"
-                raise Refused.of("E003", given, f"expected images ({' '.join(FORMATS)}), found {held}")
+                raise FileError.of("E003", given, f"expected images ({' '.join(FORMATS)}), found {held}")
             for path in inside:
                 found.setdefault(os.path.realpath(path), (path, whole if path != given else whole.parent))
         else:
@@ -68,7 +69,7 @@ def find_inputs(
 
 def _walk(top: Path, dicom: str, skip: str | None) -> Iterator[Path]:
     if (top / "images").is_dir() and (top / "masks").is_dir():
-        raise Refused.of("E003", top, f"expected images alone, found masks/ as well; name {top / 'images'} instead")
+        raise FileError.of("E003", top, f"expected images alone, found masks/ as well; name {top / 'images'} instead")
     been: set[str] = set()
     for here, folders, files in os.walk(top, onerror=_closed, followlinks=True):
         been.add(os.path.realpath(here))  # a link to a folder above would lead round in circles
@@ -89,7 +90,7 @@ def _walk(top: Path, dicom: str, skip: str | None) -> Iterator[Path]:
 def _closed(error: OSError) -> None:
     """A folder that may not be read would be passed over in silence, and its images with it."""
     message = f"expected a folder that may be read, found: {error.strerror}"
-    raise Refused.of("E201", str(error.filename), message, "change the folder's permissions")
+    raise FileError.of("E201", str(error.filename), message, "change the folder's permissions")
 
 
 def _hidden(name: str) -> bool:
@@ -162,7 +163,9 @@ def read_pixels(source: Source, k: int, channels: int, convert: bool) -> Tensor:
         hint = ways.get((channels, source.channels), "") if not convert else ""
         raise DataError(f"{source.path}: {message}{hint}")  # what helps a data set (E308) does not help here
     if raw.dtype.kind == "f" and (wrong := int((~np.isfinite(raw)).sum())):
-        raise Refused.of("E206", source.path, f"expected finite values, found {count(wrong, 'value')} nan or infinite")
+        raise FileError.of(
+            "E206", source.path, f"expected finite values, found {count(wrong, 'value')} nan or infinite"
+        )
     return torch.from_numpy(np.array(raw, np.float32))[None]
 
 

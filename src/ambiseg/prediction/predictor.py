@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from ambiseg._util.errors import ConfigError, DataError
-from ambiseg.io.source import How, Source, open_source, stem_of
+from ambiseg.io.formats import stem_of
+from ambiseg.io.open import open_source
+from ambiseg.io.source import ReadOptions, Source
 from ambiseg.masks import MaskDistribution
 from ambiseg.methods.base import Method, evaluation
 from ambiseg.methods.mose.model import MoSE, MoSEPredictive
@@ -171,7 +173,7 @@ class Predictor:
 
     def open(self, path: Path, axes: str | None = None, axis: int | None = None) -> Source:
         """An image's header. What is not said about its axes is as it was in training."""
-        return open_source(path, How(axes=axes or self.axes, axis=self.axis if axis is None else axis))
+        return open_source(path, ReadOptions(axes=axes or self.axes, axis=self.axis if axis is None else axis))
 
     def steps(self, source: Source) -> int:
         """How many times progress will be called for an image."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from ambiseg._util.errors import DataError
 from ambiseg._util.progress import progress, reporting
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.loader import Batch, Ticket, seed_of
+from ambiseg.data.loader import Batch, BatchSpec, seed_of
 from ambiseg.data.module import DataModule
 from ambiseg.masks import MaskDistribution
 from ambiseg.methods.base import Method, Predictive
@@ -134,7 +134,7 @@ def gather(
     views, values, paired = {}, [], {}
     beside = [] if results.modes is None else [*chosen["best"][:1], *chosen["median"][:1]]
     for name in progress(names, len(names), "drawing", quiet):
-        batch = loader.dataset[Ticket((place[name],), 0)]  # alone, so that its size is its own
+        batch = loader.dataset[BatchSpec((place[name],), 0)]  # alone, so that its size is its own
         seed = seed_of(results.seed, "report", name)
         views[name] = look(model, batch, scored[name], samples, seed, run.card.intensity)
         values.append(np.percentile(views[name].image[:3], (0.5, 99.5)))

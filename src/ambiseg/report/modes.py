@@ -57,11 +57,11 @@ def pair_up(
     if not isinstance(predicted, MoSEPredictive) or not flips:
         return None
     drawn = predicted.compact(1, torch.Generator().manual_seed(seed))
-    modes, iou = iou_with_modes(drawn, batch.regions, flips, evaluated, protocol)
+    modes, iou = iou_with_modes(drawn, batch.annotations.regions, flips, evaluated, protocol)
     weights = predicted.expert_weights[0].double().numpy()
     size = batch.annotations.spatial
     valid = None if batch.annotations.valid is None else batch.annotations.valid[0].numpy()
-    index = np.minimum(batch.regions.index[0].numpy(), len(modes.table) - 1).reshape(tuple(size))
+    index = np.minimum(batch.annotations.regions.index[0].numpy(), len(modes.table) - 1).reshape(tuple(size))
     experts, columns = linear_sum_assignment(iou, maximize=True)
     pairs = [
         Pair(

@@ -361,12 +361,12 @@ class Shapes(Cases):
 
     # -- digests: of the settings that make a picture, so that none has to be drawn ------------------------------------
 
-    def image_digest(self, index: int) -> str:
+    def image_digest(self, index: int, case: Case | None = None) -> str:
         """A hash of what makes the image; readers, modes and jitter do not."""
         made = (len(self.classes), self.size, self.noise, self.per_patient, self.seed, range(len(self))[index])
         return digest("shapes", _VERSION, *map(str, made))
 
-    def digest(self, index: int) -> str:
+    def digest(self, index: int, case: Case | None = None) -> str:
         """A hash of what makes the case."""
         return digest(self.image_digest(index), *map(str, (self.modes, self.readers, self.jitter)))
 

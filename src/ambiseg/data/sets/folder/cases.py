@@ -5,27 +5,47 @@ from __future__ import annotations
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ambiseg._util.progress import progress
 from ambiseg._util.text import count
-from ambiseg.data.case import Case, Cases, digest
+from ambiseg.data.case import Case, Cases, Decoded, digest, smallest_unsigned
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.sets.folder.labels import Convention, Values, by_value, declared_convention, observed_convention
+from ambiseg.data.sets.folder.labels import (
+    Convention,
+    Numbers,
+    Values,
+    by_value,
+    declared_convention,
+    observe,
+    observed_convention,
+)
 from ambiseg.data.sets.folder.layout import Entry, Listing, MaskFile, list_folder
 from ambiseg.data.sets.folder.manifest import find_manifest, list_manifest
-from ambiseg.data.sets.folder.settings import Labels, Settings, Target
-from ambiseg.io.problems import Problem, Refused
-from ambiseg.io.source import How, Source, format_of, open_source
+from ambiseg.data.sets.folder.settings import FolderSettings, Labels, Target
+from ambiseg.io.errors import FileError, Problem
+from ambiseg.io.formats import format_of
+from ambiseg.io.open import open_source
+from ambiseg.io.source import ReadOptions, Source, grid_distance
+from ambiseg.settings import validate
 
 _BUDGET = 512 << 20  # bytes of decoded volumes that are kept; those of the case at hand are, whatever they take
 _STACKS = ("TIFF", "NumPy", "NIfTI", "DICOM")  # files that may hold several slices
 _FIRST = 25  # images that tell the checker what is usual
+
+
+class _Place(NamedTuple):
+    """One case: a slice of an image."""
+
+    entry: Entry
+    slice: int
+    name: str
 
 
 class Folder(Cases):
@@ -34,14 +54,16 @@ class Folder(Cases):
         data/images/a.png   data/masks/Ann/a.png   data/masks/Bob/a.png   …
 
     A reader may be missing on some images. A volume's slices are cases of their own, with one patient. Void is a
-    property of the pixel: it counts nowhere if any reader called it void. Files are listed at once and read when a
-    case is asked for; if neither ``labels`` nor ``classes`` says what the masks hold, all masks are looked through
-    once, when that is first needed.
+    property of the pixel: it counts nowhere if any reader called it void.
+
+    Files are listed at once; volumes are opened when the number of cases is needed, and pictures when a case is read.
+    If neither ``labels`` nor ``classes`` says what the masks hold, all masks are looked through when that is first
+    needed. :meth:`decode` learns all that on its way, so that it opens every file once.
 
     Args:
         root: a folder with ``images/`` and ``masks/``, one with a manifest, or the manifest.
         quiet: no progress on the error stream.
-        settings: any of :class:`~ambiseg.data.sets.folder.settings.Settings`; arguments of the same name win over
+        settings: any of :class:`~ambiseg.data.sets.folder.settings.FolderSettings`; arguments of the same name win over
             them, and both win over the folder's ``ambiseg.json``.
 
     >>> import tempfile
@@ -78,26 +100,28 @@ class Folder(Cases):
         missing: str | None = None,
         geometry: str | None = None,
         dicom: str | None = None,
-        settings: Settings | None = None,
+        settings: FolderSettings | None = None,
         quiet: bool = False,
     ) -> None:
         arguments = dict(locals())
-        given = Settings(**{setting.name: arguments[setting.name] for setting in fields(Settings)})
-        self._start(Path(root), given.over(settings or Settings()), quiet, strict=True)
+        given = validate(FolderSettings, {name: arguments[name] for name in FolderSettings.model_fields})
+        self._start(Path(root), given.over(settings or FolderSettings()), quiet, strict=True)
 
     @classmethod
-    def tolerant(cls, root: str | os.PathLike[str], settings: Settings | None = None, quiet: bool = False) -> Folder:
+    def tolerant(
+        cls, root: str | os.PathLike[str], settings: FolderSettings | None = None, quiet: bool = False
+    ) -> Folder:
         """The same, but problems are collected in ``problems`` instead of raised: for the checker."""
         folder = cls.__new__(cls)
-        folder._start(Path(root), settings or Settings(), quiet, strict=False)
+        folder._start(Path(root), settings or FolderSettings(), quiet, strict=False)
         return folder
 
-    def _start(self, root: Path, given: Settings, quiet: bool, strict: bool) -> None:
+    def _start(self, root: Path, given: FolderSettings, quiet: bool, strict: bool) -> None:
         if not root.exists():
-            raise Refused.of("E001", root, "expected a folder or a manifest, found nothing of that name")
+            raise FileError.of("E001", root, "expected a folder or a manifest, found nothing of that name")
         manifest = find_manifest(root)
         self.root = manifest.parent if manifest else root
-        self.settings = given.over(Settings.load(self.root))
+        self.settings = given.over(FolderSettings.load(self.root))
         self.title = self.settings.title or self.root.resolve().name
         self.problems: list[Problem] = []
         self.seen: Values | None = None  # in the masks, once they were looked through
@@ -108,14 +132,13 @@ class Folder(Cases):
         self._take(listing)
 
     def _take(self, listing: Listing) -> None:
-        """Cases from the listing: one for a picture, one for each slice of a volume."""
         skip = self.settings.missing == "skip"
         for problem in listing.problems:
             if not (skip and problem.code == "E101"):
                 self._report(problem)
         self.entries = [entry for entry in listing.entries if entry.masks]
         if not self.entries and self._strict:
-            raise Refused.of("E004", self.root, "expected at least one image with a mask, found none")
+            raise FileError.of("E004", self.root, "expected at least one image with a mask, found none")
         if len({entry.split is None for entry in self.entries}) > 1:
             bare = next(entry for entry in self.entries if entry.split is None)
             some = count(sum(entry.split is None for entry in self.entries), "case")
@@ -123,25 +146,11 @@ class Folder(Cases):
                 Problem("E008", str(bare.image), f"expected a split for all cases or none, found {some} without")
             )
         self._most = 1 + max((len(entry.masks) for entry in self.entries), default=0)  # files of one case
-        self._cases: list[tuple[int, int]] = []  # entry, slice
-        names: list[str] = []
-        for number, entry in enumerate(progress(self.entries, len(self.entries), "listing", self._quiet)):
-            try:
-                kept, total = self._slices(entry)
-            except Refused as refused:
-                self._report(refused.problem)
-                continue
-            digits = max(3, len(str(total - 1)))
-            self._cases += [(number, k) for k in kept]
-            names += [entry.name if total == 1 else f"{entry.name}#{k:0{digits}}" for k in kept]
-        self.names = names
-        self.patients = [self._patient(self.entries[number]) for number, _ in self._cases]
-        declared = [self.entries[number].split for number, _ in self._cases]
-        self.declared = [split for split in declared if split] if all(declared) and declared else None
+        self._patient_of = {entry.name: self._patient(entry) for entry in self.entries}
 
     def _report(self, problem: Problem) -> None:
         if self._strict and problem.severity == "error":
-            raise Refused(problem)
+            raise FileError(problem)
         self.problems.append(problem)
 
     def _patient(self, entry: Entry) -> str:
@@ -152,22 +161,44 @@ class Folder(Cases):
             self._report(Problem("E009", str(entry.image), message))
         return entry.patient or entry.name
 
-    def _slices(self, entry: Entry) -> tuple[list[int], int]:
-        """Which slices of an image are cases, and how many it has."""
-        image = self._grid(entry)
-        if image is None:
-            return [0], 1  # a picture, and nothing was opened to know it
-        every = list(range(image.slices))
-        if self.settings.slices != "marked" or image.slices == 1:
-            return every, image.slices
-        marked = np.zeros(image.slices, bool)
-        for mask in entry.masks:
-            source = self._open(mask.path, mask=True, like=image)
-            for k in range(min(source.slices, image.slices)):
-                marked[k] |= bool((source.read(k) != 0).any())
-        return [k for k in every if marked[k]], image.slices
+    def _slices(self, entry: Entry, image: Source | None) -> list[_Place]:
+        """The cases of one entry: one for a picture (which need not be opened for this), one per slice of a volume."""
+        if image is None or image.slices == 1:
+            return [_Place(entry, 0, entry.name)]
+        kept = np.ones(image.slices, bool)
+        if self.settings.slices == "marked":
+            kept[:] = False
+            for mask in entry.masks:
+                source = self._open(mask.path, mask=True, like=image)
+                for k in range(min(source.slices, image.slices)):
+                    kept[k] |= bool((source.read(k) != 0).any())
+        digits = max(3, len(str(image.slices - 1)))
+        return [_Place(entry, k, f"{entry.name}#{k:0{digits}}") for k in np.flatnonzero(kept).tolist()]
 
-    # -- what is known without reading a pixel, or after looking at one image or through the masks ---------------------
+    # -- what is known after opening the volumes, one image, or all masks ----------------------------------------------
+
+    @cached_property
+    def _places(self) -> list[_Place]:
+        found: list[_Place] = []
+        for entry in progress(self.entries, len(self.entries), "listing", self._quiet):
+            try:
+                found += self._slices(entry, self._grid(entry))
+            except FileError as refused:
+                self._report(refused.problem)
+        return found
+
+    @cached_property
+    def names(self) -> list[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return [place.name for place in self._places]
+
+    @cached_property
+    def patients(self) -> list[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return [self._patient_of[place.entry.name] for place in self._places]
+
+    @cached_property
+    def declared(self) -> list[str] | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        parts = [place.entry.split for place in self._places]
+        return [part for part in parts if part] if all(parts) and parts else None
 
     @cached_property
     def convention(self) -> Convention:
@@ -176,39 +207,25 @@ class Folder(Cases):
         if declared is not None:
             return declared
         self.seen = seen = Values()
-        for path, mask in progress(self._raw_masks(), self._mask_count, "looking through the masks", self._quiet):
-            try:
-                seen.add(mask, path)
-            except Refused:
-                if self._strict:
-                    raise  # the checker meets it again, and reports it with the case
+        for place in progress(self._places, len(self._places), "looking through the masks", self._quiet):
+            for mask in place.entry.masks:
+                try:
+                    source = self._open(mask.path, mask=True, like=self._grid(place.entry))
+                    if source.format == "JPEG":
+                        raise _lossy(mask.path)
+                    seen.add(source.read(min(place.slice, source.slices - 1)), mask.path)
+                except FileError:
+                    if self._strict:
+                        raise  # the checker meets it again, and reports it with the case
         try:
             return observed_convention(seen, self.settings)
-        except Refused as refused:
+        except FileError as refused:
             self._report(refused.problem)
             return by_value(seen)  # so that the checker can go on
 
-    @property
-    def _mask_count(self) -> int:
-        return sum(len(self.entries[number].masks) for number, _ in self._cases)
-
-    def _raw_masks(self) -> Iterator[tuple[Path, np.ndarray]]:
-        for number, k in self._cases:
-            entry = self.entries[number]
-            for mask in entry.masks:
-                try:
-                    source = self._open(mask.path, mask=True, like=self._grid(entry))
-                    if source.format == "JPEG":
-                        raise _lossy(mask.path)
-                    yield mask.path, source.read(min(k, source.slices - 1))
-                except Refused:
-                    if self._strict:
-                        raise
-
     def _grid(self, entry: Entry) -> Source | None:
         """The image, if it may hold several slices or have a place in space: those of its masks must be the same."""
-        stack = entry.image.is_dir() or format_of(entry.image) in _STACKS
-        return self._open(entry.image) if stack else None
+        return self._open(entry.image) if _may_be_stack(entry.image) else None
 
     @cached_property
     def classes(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -225,11 +242,11 @@ class Folder(Cases):
         The checker is to say which image is unlike the others, so to it the commonest kind among the first ones counts.
         """
         kinds: dict[tuple[int, np.dtype], list[str]] = {}  # names of the images of each
-        for number in list(dict.fromkeys(number for number, _ in self._cases))[: 1 if self._strict else _FIRST]:
+        for entry in self.entries[: 1 if self._strict else _FIRST]:
             try:
-                source = self._open(self.entries[number].image)
+                source = self._open(entry.image)
                 kinds.setdefault((source.channels, source.dtype), []).append(source.path.name)
-            except Refused:
+            except FileError:
                 if self._strict:
                     raise
         channels, dtype = kind = max(kinds, key=lambda kind: len(kinds[kind]), default=(1, np.dtype("u1")))
@@ -244,53 +261,114 @@ class Folder(Cases):
         return self.settings.intensity or Intensity.for_dtype(self._first[2])
 
     def state(self) -> str:
-        """Of the settings, and of names, sizes and times of all files; no file is read."""
-        parts = [repr(sorted(self.settings.as_dict().items()))]
+        """Of the settings, and of paths, sizes and times of all files; no file is opened."""
+        parts = [self.title, repr(sorted(self.settings.as_dict().items()))]
         for entry in self.entries:
             for path in (entry.image, *(mask.path for mask in entry.masks)):
                 files = sorted(path.iterdir()) if path.is_dir() else [path]
-                parts += [f"{file.name} {(about := file.stat()).st_size} {about.st_mtime_ns}" for file in files]
+                parts += [f"{file.absolute()} {(about := file.stat()).st_size} {about.st_mtime_ns}" for file in files]
             parts += [entry.name, str(entry.patient), str(entry.split)]
             parts += [f"{mask.reader} {mask.weight}" for mask in entry.masks]
         return digest(*parts)
 
     def file_of(self, index: int, reader: str | None = None) -> Path:
         """Where a case's image is, or the mask of one of its readers."""
-        entry = self.entries[self._cases[index][0]]
+        entry = self._places[index].entry
         return next((mask.path for mask in entry.masks if mask.reader == reader), entry.image)
 
     def readers_of(self, index: int) -> list[str]:
         """Who drew a mask of this case, readable or not."""
-        return [mask.reader for mask in self.entries[self._cases[index][0]].masks]
+        return [mask.reader for mask in self._places[index].entry.masks]
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: int) -> Case:
-        case, problems = self.read(index)
-        for problem in problems:
-            if problem.severity == "error":
-                raise Refused(problem)
-        assert case is not None
-        return case
+        return _unless_errors(*self.read(index))
 
     def read(self, index: int) -> tuple[Case | None, list[Problem]]:
         """One case from as many of its files as can be read, and what is wrong with the others."""
-        number, k = self._cases[index]
-        entry = self.entries[number]
-        problems: list[Problem] = []
+        place = self._places[index]
         try:
-            source = self._open(entry.image)
-            problems += source.notes if k == 0 else ()
-            image = self._image(source, k)
-        except Refused as refused:
+            source = self._open(place.entry.image)
+        except FileError as refused:
             return None, [refused.problem]
+        return self._read(place, source, self.convention)
+
+    @property
+    def expected(self) -> int:
+        return len(self.entries)
+
+    def decode(self, start: int = 0) -> Iterator[Decoded]:
+        """Every file is opened once. Tables hold the numbers of the masks until they are settled, unless declared."""
+        convention = declared_convention(self.settings)
+        number = 0
+        for entry in self.entries:
+            stack = _may_be_stack(entry.image)
+            if number < start and not stack:
+                number += 1
+                continue
+            source = self._open(entry.image)
+            if entry is self.entries[0]:
+                self._first = source.path.name, source.channels, source.dtype
+            for place in self._slices(entry, source if stack else None):
+                number += 1
+                if number <= start:
+                    continue
+                observed: list[tuple[str, Numbers]] | None = [] if convention is None else None
+                case = _unless_errors(*self._read(place, source, convention, observed))
+                whole = "" if convention is None else case.digest
+                yield Decoded(case, case.image_digest, whole, entry.split, observed=observed)
+
+    def settle(self, observed: Sequence[Any]) -> None:
+        """The convention of all masks, from the numbers that :meth:`decode` found in each."""
+        if None in observed:
+            return
+        masks = [mask for case in observed for mask in _from_json(case)]
+        seen = Values()
+        for path, numbers in masks:
+            seen.count(numbers, path)
+        self.convention = observed_convention(seen, self.settings)
+        for path, numbers in masks:
+            self.convention.check(numbers, path)
+
+    def settled(self, case: Case, observed: Any) -> Case:
+        # A convention that was found out keeps the order of numbers, so that regions stay as they are numbered.
+        table = case.table.astype(np.int64)
+        rows = np.ones(len(table), bool) if case.void is None else ~case.void
+        for m, (_, numbers) in enumerate(_from_json(observed)):
+            if numbers is not None:
+                table[rows, m] = self.convention.targets(table[rows, m])
+        return replace(case, table=table.astype(smallest_unsigned(table.max() + 1)))
+
+    def _read(
+        self,
+        place: _Place,
+        source: Source,
+        convention: Convention | None,
+        observed: list[tuple[str, Numbers]] | None = None,
+    ) -> tuple[Case | None, list[Problem]]:
+        """``observed`` takes the numbers in each mask where there is no convention yet."""
+        entry, k, name = place
+        problems: list[Problem] = [*source.notes] if k == 0 else []
+        try:
+            image = self._image(source, k)
+        except FileError as refused:
+            return None, [*problems, refused.problem]
         labels: list[np.ndarray] = []
         voids: list[np.ndarray] = []
         readers: list[MaskFile] = []
         for mask in entry.masks:
             try:
-                ids, void = self._mask(mask, source, k)
-            except Refused as refused:
+                values = self._mask(mask, source, k, lossy=convention is not None and convention.kind == "threshold")
+                if convention is not None:
+                    ids, void = convention(values, mask.path)
+                else:
+                    seen = observe(values, mask.path)
+                    ids = np.array(seen.values)[seen.ranks]
+                    void = None if seen.bits or self.settings.void not in seen.values else ids == self.settings.void
+                    assert observed is not None
+                    observed.append((str(mask.path), seen.numbers))
+            except FileError as refused:
                 problems.append(refused.problem)
                 continue
             labels.append(ids)
@@ -301,7 +379,7 @@ class Folder(Cases):
         stack, valid = np.stack(labels), None
         if voids:
             valid = ~np.any(voids, axis=0)
-            stack = stack * valid  # whatever others called a void pixel makes no region of its own
+            stack = stack * valid  # what others called a void pixel makes no region of its own
             if not valid.any():
                 problems.append(
                     Problem("W311", str(entry.image), "expected a pixel that counts, found that all are void")
@@ -310,8 +388,8 @@ class Folder(Cases):
         case = Case.of(
             image,
             stack,
-            name=self.names[index],
-            patient=self.patients[index],
+            name=name,
+            patient=self._patient_of[entry.name],
             readers=[reader.reader for reader in readers],
             weights=None if all(w is None for w in weights) else np.array([1.0 if w is None else w for w in weights]),
             valid=valid,
@@ -326,38 +404,37 @@ class Folder(Cases):
         elif len(image) != wanted and self.settings.channels == 1 and len(image) == 3:
             if (tinted := int(((image[0] != image[1]) | (image[0] != image[2])).sum())) > 0:
                 message = f"expected a grey image, found {count(tinted, 'pixel')} in colour"
-                raise Refused.of("E308", source.path, message, 'declare "channels": 3')
+                raise FileError.of("E308", source.path, message, 'declare "channels": 3')
             image = image[:1]
         if len(image) != wanted:
             like = f"as {self._first[0]}" if self.settings.channels is None else "as declared"
-            raise Refused.of("E308", source.path, f"expected {count(wanted, 'channel')} {like}, found {len(image)}")
+            raise FileError.of("E308", source.path, f"expected {count(wanted, 'channel')} {like}, found {len(image)}")
         first, _, dtype = self._first
         if image.dtype != dtype and image.dtype.kind in "if" and dtype.kind in "if":
             same = image.astype(dtype)  # medical images of one unit come in several types; what fits is the same image
             image = same if np.array_equal(same, image) else image
         if self.settings.intensity is None and image.dtype != dtype:
             message = f"expected {dtype} as {first}, found {image.dtype}"
-            raise Refused.of("E309", source.path, message)
+            raise FileError.of("E309", source.path, message)
         if image.dtype.kind == "f" and (wrong := int((~np.isfinite(image)).sum())):
-            raise Refused.of(
+            raise FileError.of(
                 "E206", source.path, f"expected finite values, found {count(wrong, 'value')} nan or infinite"
             )
         return image
 
-    def _mask(self, mask: MaskFile, image: Source, k: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def _mask(self, mask: MaskFile, image: Source, k: int, lossy: bool) -> np.ndarray:
+        """One mask as its file has it, on the grid of its image."""
         source = self._open(mask.path, mask=True, like=image)
-        if source.format == "JPEG" and self.convention.kind != "threshold":
+        if source.format == "JPEG" and not lossy:
             raise _lossy(mask.path)
         if (source.slices, *source.size) != (image.slices, *image.size):
             message = f"expected {image.form} as its image {image.path.name}, found {source.form}"
-            raise Refused.of("E301", mask.path, message, self._size_advice(image, source))
+            raise FileError.of("E301", mask.path, message, self._size_advice(image, source))
         if image.affine is not None and source.affine is not None and self.settings.geometry != "ignore":
-            from ambiseg.io.medical import distance
-
-            if (miss := distance(image, source)) is not None:
+            if (miss := grid_distance(image, source)) is not None:
                 message = f"expected the grid of {image.path.name}, found corners {miss:.3g} mm away from its own"
-                raise Refused.of("E302", mask.path, message)
-        return self.convention(source.read(k), mask.path)
+                raise FileError.of("E302", mask.path, message)
+        return source.read(k)
 
     def _size_advice(self, image: Source, mask: Source) -> str:
         if image.size == mask.size[::-1] and image.slices == mask.slices:
@@ -371,12 +448,12 @@ class Folder(Cases):
         return ""
 
     def _open(self, path: Path, mask: bool = False, like: Source | None = None) -> Source:
-        """A file's header. Volumes are kept, the least used going first, so that slices need not be decoded anew."""
+        """An opened file. What may hold several slices is kept, so that it is decoded once; the least used goes first."""
         key = (path, mask)
         if key in self._sources:
             self._sources.move_to_end(key)
             return self._sources[key]
-        how = How(
+        options = ReadOptions(
             mask=mask,
             coloured=self.settings.colours is not None,
             axes=self.settings.axes,
@@ -384,8 +461,8 @@ class Folder(Cases):
             like=like,
             geometry=self.settings.geometry != "ignore",
         )
-        source = open_source(path, how)
-        if source.slices > 1:
+        source = open_source(path, options)
+        if source.format in _STACKS:
             self._sources[key] = source
             self._kept += source.nbytes
             while self._kept > _BUDGET and len(self._sources) > self._most:
@@ -398,5 +475,22 @@ class Folder(Cases):
         return {**self.__dict__, "_sources": OrderedDict(), "_kept": 0}
 
 
-def _lossy(path: Path) -> Refused:
-    return Refused.of("E205", path, "expected a mask without loss, found JPEG, whose values are not class ids")
+def _lossy(path: Path) -> FileError:
+    return FileError.of("E205", path, "expected a mask without loss, found JPEG, whose values are not class ids")
+
+
+def _may_be_stack(path: Path) -> bool:
+    return path.is_dir() or format_of(path) in _STACKS
+
+
+def _unless_errors(case: Case | None, problems: Iterable[Problem]) -> Case:
+    for problem in problems:
+        if problem.severity == "error":
+            raise FileError(problem)
+    assert case is not None
+    return case
+
+
+def _from_json(observed: Iterable[Any]) -> list[tuple[Path, Numbers]]:
+    """File and numbers of each mask of one case; JSON has numbers as texts."""
+    return [(Path(path), found and {int(n): pixels for n, pixels in found.items()}) for path, found in observed]

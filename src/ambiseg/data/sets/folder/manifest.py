@@ -12,8 +12,8 @@ from typing import Any
 
 from ambiseg._util.text import some
 from ambiseg.data.sets.folder.layout import SPLITS, Entry, Listing, MaskFile
-from ambiseg.io.problems import Problem, Refused, known
-from ambiseg.io.source import stem_of
+from ambiseg.io.errors import FileError, Problem, known
+from ambiseg.io.formats import stem_of
 
 NAMES = ("manifest.csv", "manifest.json")
 COLUMNS = ("image", "mask", "reader", "weight", "patient", "split", "name")
@@ -26,7 +26,7 @@ def find_manifest(path: Path) -> Path | None:
         return path
     there = [path / name for name in NAMES if (path / name).is_file()]
     if len(there) > 1:
-        raise Refused.of("E007", path, f"expected one manifest, found {' and '.join(NAMES)}", "keep one of them")
+        raise FileError.of("E007", path, f"expected one manifest, found {' and '.join(NAMES)}", "keep one of them")
     return there[0] if there else None
 
 
@@ -50,17 +50,19 @@ def list_manifest(path: Path) -> Listing:
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".tsv", ".json"):
         fix = "give the folder that holds images/ and masks/, or the manifest"
-        raise Refused.of(
+        raise FileError.of(
             "E002", path, f"expected a folder, or a manifest .csv or .json, found {suffix or 'neither'}", fix
         )
     try:
         text = path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         fix = "save the manifest as UTF-8"
-        raise Refused.of("E007", path, f"expected UTF-8 text, found byte {error.object[error.start]:#x}", fix) from None
+        raise FileError.of(
+            "E007", path, f"expected UTF-8 text, found byte {error.object[error.start]:#x}", fix
+        ) from None
     except OSError as error:
         fix = "change the file's permissions"
-        raise Refused.of("E007", path, f"expected a file that may be read, found: {error.strerror}", fix) from None
+        raise FileError.of("E007", path, f"expected a file that may be read, found: {error.strerror}", fix) from None
     rows = _from_json(text, path) if suffix == ".json" else _from_csv(text, path)
     listing = Listing()
     entries: dict[Path, Entry] = {}
@@ -71,7 +73,7 @@ def list_manifest(path: Path) -> Listing:
             listing.problems.append(Problem("E007", f"{path}, {where}", str(error)))
     listing.entries = list(entries.values())
     if not listing.entries and not listing.problems:
-        raise Refused.of("E007", path, "expected at least one image, found none")
+        raise FileError.of("E007", path, "expected at least one image, found none")
     _check_entries(listing, path)
     return listing
 
@@ -82,16 +84,16 @@ def _from_csv(text: str, path: Path) -> list[tuple[str, dict[str, str]]]:
     try:
         rows = list(csv.reader(io.StringIO(text), delimiter=delimiter, strict=True))
     except csv.Error as error:
-        raise Refused.of("E007", path, f"expected CSV, found {error}") from None
+        raise FileError.of("E007", path, f"expected CSV, found {error}") from None
     if not rows or not any(cell.strip() for cell in rows[0]):
-        raise Refused.of("E007", path, f"expected a first row of {', '.join(COLUMNS)}, found none")
+        raise FileError.of("E007", path, f"expected a first row of {', '.join(COLUMNS)}, found none")
     columns = [cell.strip().lower() for cell in rows[0]]
     for column in columns:
         if column not in COLUMNS:
-            raise Refused.of("E007", path, f"expected known columns, found {column!r}; {known(column, COLUMNS)}")
+            raise FileError.of("E007", path, f"expected known columns, found {column!r}; {known(column, COLUMNS)}")
     for column in ("image", "mask"):
         if columns.count(column) != 1:
-            raise Refused.of("E007", path, f"expected one column {column!r}, found {', '.join(columns)}")
+            raise FileError.of("E007", path, f"expected one column {column!r}, found {', '.join(columns)}")
     result: list[tuple[str, dict[str, str]]] = []
     for number, row in enumerate(rows[1:], 2):
         if not any(cell.strip() for cell in row):
@@ -99,7 +101,7 @@ def _from_csv(text: str, path: Path) -> list[tuple[str, dict[str, str]]]:
         if len(row) != len(columns):
             message = f"expected {len(columns)} cells, found {len(row)}"
             fix = "put quotation marks round a path with a comma" if len(row) > len(columns) else ""
-            raise Refused.of("E007", f"{path}, row {number}", message, fix)
+            raise FileError.of("E007", f"{path}, row {number}", message, fix)
         result.append((f"row {number}", dict(zip(columns, (cell.strip() for cell in row), strict=True))))
     return result
 
@@ -109,32 +111,34 @@ def _from_json(text: str, path: Path) -> list[tuple[str, dict[str, str]]]:
     try:
         cases = json.loads(text)
     except ValueError as error:
-        raise Refused.of("E007", path, f"expected JSON, found a mistake: {error}") from None
+        raise FileError.of("E007", path, f"expected JSON, found a mistake: {error}") from None
     if not isinstance(cases, list) or not all(isinstance(case, dict) for case in cases):
-        raise Refused.of("E007", path, f"expected a list with an object for each image, found {_top(cases)}")
+        raise FileError.of("E007", path, f"expected a list with an object for each image, found {_top(cases)}")
     rows: list[tuple[str, dict[str, str]]] = []
     for number, case in enumerate(cases, 1):
         where = f"image {number}"
         for key in case:
             if key not in KEYS:
-                raise Refused.of("E007", f"{path}, {where}", f"expected known keys, found {key!r}; {known(key, KEYS)}")
+                raise FileError.of(
+                    "E007", f"{path}, {where}", f"expected known keys, found {key!r}; {known(key, KEYS)}"
+                )
         masks, weights = case.get("masks"), case.get("weights")
         if not isinstance(masks, (list, dict)) or not isinstance(weights, (type(masks), type(None))):
             message = "expected masks, and weights if any, as two lists or two objects"
-            raise Refused.of("E007", f"{path}, {where}", f"{message}, found {_found(masks)} and {_found(weights)}")
+            raise FileError.of("E007", f"{path}, {where}", f"{message}, found {_found(masks)} and {_found(weights)}")
         named: Mapping[str, Any] = masks if isinstance(masks, dict) else dict(_numbered(masks))
         weighed = weights if isinstance(weights, dict) else dict(_numbered(weights or []))
         if extra := set(weighed) - set(named):
-            raise Refused.of(
+            raise FileError.of(
                 "E007", f"{path}, {where}", f"expected a mask for each weight, found none for {min(extra)}"
             )
         if isinstance(weights, list) and len(weights) != len(masks):
             message = f"expected a weight for each of {len(masks)} masks, found {len(weights)}"
-            raise Refused.of("E007", f"{path}, {where}", message)
+            raise FileError.of("E007", f"{path}, {where}", message)
         for what, value in (("image", case.get("image") or ""), *((f"mask of {who}", m) for who, m in named.items())):
             if not isinstance(value, str):
                 message = f"expected the path of the {what} as text, found {_found(value)}"
-                raise Refused.of("E007", f"{path}, {where}", message)
+                raise FileError.of("E007", f"{path}, {where}", message)
         common = {key: str(case[key]) for key in ("image", "patient", "split", "name") if case.get(key) is not None}
         for reader, mask in named.items():
             weight = {"weight": str(weighed[reader])} if reader in weighed else {}

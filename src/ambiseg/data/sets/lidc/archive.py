@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ambiseg._util.errors import DataError
+from ambiseg.data.case import Progress
 from ambiseg.data.sets.arrays import Arrays, load_npz
 from ambiseg.data.sets.lidc.crops import BYTES, LUNG, READERS, UNIT, Crop, Crops, unit_image
-from ambiseg.data.store import Progress
 
 _KEPT = ("z", "pixel_spacing", "corner_xy", "nodule", "n_raters", "thickness")
 

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from ambiseg._util.errors import DataError
-from ambiseg.data.case import Case, Cases, digest
+from ambiseg.data.case import Case, Cases, Progress, digest
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.files import file_state
-from ambiseg.data.store import Progress
 
 READERS = 4
 PARTS = ("train", "val", "test")
@@ -99,7 +98,6 @@ class Crops(Cases):
         self.declared = parts if len(parts) == len(self.crops) else None
         if self.options.split == "mose":
             self.declare_mose_parts()
-        self._last: tuple[int, Case] | None = None
 
     @abstractmethod
     def index(self, progress: Progress | None) -> list[Crop]:
@@ -115,7 +113,7 @@ class Crops(Cases):
 
     def declare_mose_parts(self) -> None:
         """Give every case the part that the paper's code gives its series."""
-        from ambiseg.data.released import mose_parts
+        from ambiseg.data.sets.lidc.released import mose_parts
 
         self.declared = mose_parts(self)
 
@@ -124,11 +122,6 @@ class Crops(Cases):
         return f"{self.source}: case {self.names[index]!r}"
 
     def __getitem__(self, index: int) -> Case:
-        if self._last is None or self._last[0] != index:  # a store asks for each case three times
-            self._last = index, self._case(index)
-        return self._last[1]
-
-    def _case(self, index: int) -> Case:
         image, masks = self.read(index)
         where = self.where(index)
         if image.ndim != 2 or masks.shape != (READERS, *image.shape):

@@ -13,12 +13,11 @@ import numpy as np
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.text import count
-from ambiseg.data.case import digest
+from ambiseg.data.case import Progress, digest
 from ambiseg.data.sets.files import finished_files
 from ambiseg.data.sets.lidc.annotations import Drawing, Scan, database, group, read_database, read_xml
 from ambiseg.data.sets.lidc.crops import LUNG, READERS, Crop, Crops
 from ambiseg.data.sets.nodules.outlines import Outline, bounds, draw
-from ambiseg.data.store import Progress
 
 SIDE = 128
 _TAGS = [
@@ -129,11 +128,11 @@ class Dicom(Crops):
 
     def _pixels(self, slice: _Slice) -> np.ndarray:
         if self._last_slice is None or self._last_slice[0] != slice.path:
-            from ambiseg.io.medical import open_dicom
-            from ambiseg.io.source import How, guard
+            from ambiseg.io.dicom import open_dicom
+            from ambiseg.io.source import ReadOptions, guard
 
             with guard(slice.path):
-                pixels = open_dicom(slice.path, How()).read(0)[0]
+                pixels = open_dicom(slice.path, ReadOptions()).read(0)[0]
             if pixels.dtype != np.int16 and pixels.dtype.kind in "iu":
                 pixels = np.clip(pixels, -32768, 32767).astype(np.int16)  # Hounsfield units of CT end at 3071
             self._last_slice = slice.path, pixels

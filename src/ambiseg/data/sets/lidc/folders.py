@@ -9,9 +9,9 @@ import numpy as np
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.text import shape_text
+from ambiseg.data.case import Progress
 from ambiseg.data.sets.files import check_partners, finished_files, read_npy
 from ambiseg.data.sets.lidc.crops import BYTES, PARTS, READERS, Crop, Crops, patient_in, shift_of, unit_image
-from ambiseg.data.store import Progress
 
 
 def part_folders(source: Path) -> dict[str, Path]:

@@ -9,8 +9,8 @@ import numpy as np
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.text import some
+from ambiseg.data.case import Progress
 from ambiseg.data.sets.lidc.crops import PARTS, READERS, Crop, Crops, shift_of, unit_image
-from ambiseg.data.store import Progress
 
 _BLOCK = 32  # images that are read at once: files of compressed blocks are slow to read one by one
 _IDS = ("series_uid", "series_uids", "uids", "uid", "patient", "patients")

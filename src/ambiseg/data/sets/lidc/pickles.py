@@ -8,9 +8,9 @@ import numpy as np
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.text import some
+from ambiseg.data.case import Progress
 from ambiseg.data.sets.lidc.crops import READERS, Crop, Crops, unit_image
 from ambiseg.data.sets.lidc.safe_pickle import StoredArray, index, text_of
-from ambiseg.data.store import Progress
 
 _KEYS = ("image", "masks", "series_uid")
 

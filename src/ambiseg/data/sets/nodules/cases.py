@@ -103,7 +103,7 @@ class Nodules(Cases):
         """Hash of what images are made of: the packed file, the simulation's version, size and spacing."""
         return digest(hashlib.sha256(outlines.PACKED.read_bytes()).hexdigest(), *self._settings())
 
-    def image_digest(self, index: int) -> str:
+    def image_digest(self, index: int, case: Case | None = None) -> str:
         """Hash of what the image is made of; its pixels may be rounded differently on other machines."""
         nodule = self._nodules[index]
         drawn: list[np.ndarray | np.generic] = []
@@ -112,7 +112,7 @@ class Nodules(Cases):
             drawn += [part for outline in mark.outlines for part in (np.bool_(outline.included), outline.points)]
         return digest(self.names[index], np.array([nodule.spacing, nodule.thickness]), *drawn, *self._settings())
 
-    def digest(self, index: int) -> str:
+    def digest(self, index: int, case: Case | None = None) -> str:
         """Hash of what the case is made of."""
         return digest(self.image_digest(index), self.patients[index])
 

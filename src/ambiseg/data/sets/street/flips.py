@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ambiseg._util.errors import DataError
-from ambiseg.data.case import Case, Cases, Flip, digest, smallest_unsigned
+from ambiseg.data.case import Case, Cases, Decoded, Flip, digest, smallest_unsigned
 
 _MOST = 12  # flips; 2¹² modes are a table of 4,096 columns
 
@@ -55,7 +55,14 @@ class Flips(Cases):
         self.patients_known = cases.patients_known
 
     def __getitem__(self, index: int) -> Case:
-        case = self.cases[index]
+        return self._flipped(self.cases[index])
+
+    def decode(self, start: int = 0) -> Iterator[Decoded]:
+        for decoded in self.cases.decode(start):
+            found = digest("flips", decoded.digest, self._settings())
+            yield replace(decoded, case=self._flipped(decoded.case), digest=found)
+
+    def _flipped(self, case: Case) -> Case:
         if case.table.shape[1] != 1:
             raise DataError(f"{case.name}: expected one class-id map to flip, found {case.table.shape[1]} readers")
         void = np.zeros(len(case.table), bool) if case.void is None else case.void
@@ -69,15 +76,16 @@ class Flips(Cases):
         return self.cases.about()
 
     def state(self) -> str:
-        return digest("flips", self.cases.state(), self._said())
+        return digest("flips", self.cases.state(), self._settings())
 
-    def image_digest(self, index: int) -> str:
+    def image_digest(self, index: int, case: Case | None = None) -> str:
         return self.cases.image_digest(index)
 
-    def digest(self, index: int) -> str:  # what is flipped and how, instead of hashing every mode's map
-        return digest("flips", self.cases.digest(index), self._said())
+    def digest(self, index: int, case: Case | None = None) -> str:
+        """A hash of the case without flips and of the flips, not of every mode's map."""
+        return digest("flips", self.cases.digest(index), self._settings())
 
-    def _said(self) -> str:
+    def _settings(self) -> str:
         return f"{self.title} {self.classes} {self.flips}"
 
 

@@ -13,7 +13,8 @@ from ambiseg._util.text import shape_text
 from ambiseg.data.case import Case, Cases, digest
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.files import file_state, read_npy
-from ambiseg.io.source import How, open_source
+from ambiseg.io.open import open_source
+from ambiseg.io.source import ReadOptions
 
 _VOID, _UNKNOWN = 65535, 65534  # in a table of ids: void, and a number that no map may hold
 _TOLERANCE = 0.01  # relative difference of the scales of the two sides
@@ -147,7 +148,7 @@ class LabelledImages(Cases):
 
 
 def _read(path: Path, mask: bool = False) -> np.ndarray:
-    source = open_source(path, How(mask=mask))
+    source = open_source(path, ReadOptions(mask=mask))
     if source.slices != 1:
         raise DataError(f"{path}: expected one picture, found {source.form}")
     return source.read(0)

@@ -1,15 +1,14 @@
-"""What can be wrong with a folder of data: every kind has a code, and every problem names its file."""
+"""Problems of data files: each kind has a code and a remedy, and each problem names its file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
 from ambiseg._util.errors import DataError
-from ambiseg._util.text import count
+from ambiseg._util.text import count, did_you_mean
 
 Severity = Literal["error", "warning", "hint"]
 SEVERITIES: dict[str, Severity] = {"E": "error", "W": "warning", "H": "hint"}
@@ -23,7 +22,7 @@ class Kind:
     remedy: str
 
 
-# An error keeps the data from being loaded as they are, a warning does not but is rarely wanted, a hint is advice.
+# Data with an error cannot be loaded as they are; a warning is a likely mistake; a hint is advice.
 KINDS: dict[str, Kind] = {
     # The folder, its settings and its manifest
     "E001": Kind("no-such-path", "check the spelling of the path"),
@@ -69,19 +68,17 @@ KINDS: dict[str, Kind] = {
     # The data set as a whole
     "E401": Kind("patient-in-two-splits", "move all images of a patient into one split"),
     "E402": Kind("picture-in-two-splits", "keep the picture in one split"),
-    "W403": Kind("picture-twice", "remove one, or give both the same patient so that no split divides them"),
-    "W404": Kind("readers-identical", "remove the copy, or it counts as a second opinion"),
-    "W405": Kind("reader-never-marks", "see whether the reader's masks were exported"),
-    "W406": Kind("class-never-marked", "see whether the class list fits the masks"),
-    "W407": Kind("nothing-marked", "see whether the masks were exported"),
-    "W408": Kind("reader-apart", "look at the reader's masks: another structure, a shift, or a real dissent"),
+    "W403": Kind("picture-twice", "remove one, or give both the same patient, so that no split divides them"),
+    "W404": Kind("readers-identical", "remove the copy, or it counts as a second reader"),
+    "W405": Kind("reader-never-marks", "check whether the reader's masks were exported"),
+    "W406": Kind("class-never-marked", "check whether the class list fits the masks"),
+    "W407": Kind("nothing-marked", "check whether the masks were exported"),
+    "W408": Kind("reader-apart", "look at the reader's masks: another structure, a shift, or a real disagreement"),
     "W409": Kind("mask-apart", "look at the mask: it may show another structure, or belong to another image"),
-    "H410": Kind("one-reader", "nothing to do if one opinion an image is all there is"),
-    "H411": Kind(
-        "settings-not-written", "write the lines below into ambiseg.json, and the masks need not be looked through"
-    ),
+    "H410": Kind("one-reader", "nothing to do if each image was given to one reader only"),
+    "H411": Kind("settings-not-written", "write the lines below into ambiseg.json: opening then reads no masks"),
     "H412": Kind("intensity-not-declared", "write the lines below into ambiseg.json, with the window you want"),
-    "H413": Kind("patients-not-declared", "say what the patient is, so that no split divides one"),
+    "H413": Kind("patients-not-declared", "declare `patient`, so that no split divides a patient"),
 }
 
 
@@ -96,7 +93,7 @@ class Problem:
     code: str
     file: str
     message: str
-    fix: str = ""  # more exact than the remedy of its kind
+    fix: str = ""  # if given, replaces the remedy of its kind
 
     @property
     def severity(self) -> Severity:
@@ -118,10 +115,10 @@ class Problem:
         return {**asdict(self), "severity": self.severity, "name": self.name, "fix": self.remedy}
 
 
-class Refused(DataError):
+class FileError(DataError):
     """A :class:`~ambiseg._util.errors.DataError` that carries its :class:`Problem`.
 
-    >>> print(Refused.of("E201", "a.png", "expected a picture, found an empty file"))
+    >>> print(FileError.of("E201", "a.png", "expected a picture, found an empty file"))
     a.png: expected a picture, found an empty file
     """
 
@@ -131,17 +128,17 @@ class Refused(DataError):
         self.__notes__ = [f"→ {problem.remedy}"]  # Python 3.11 and newer print it below the error
 
     @staticmethod
-    def of(code: str, file: str | Path, message: str, fix: str = "") -> Refused:
-        return Refused(Problem(code, str(file), message, fix))
+    def of(code: str, file: str | Path, message: str, fix: str = "") -> FileError:
+        return FileError(Problem(code, str(file), message, fix))
 
-    def __reduce__(self) -> tuple[type[Refused], tuple[Problem]]:
-        return Refused, (self.problem,)  # workers of a loader hand their errors over pickled
+    def __reduce__(self) -> tuple[type[FileError], tuple[Problem]]:
+        return FileError, (self.problem,)  # workers of a loader hand their errors over pickled
 
 
-def one_a_file(problems: Iterable[Problem]) -> list[Problem]:
-    """The slices of a volume may have the like, each with its own numbers: that is one problem of one file.
+def one_per_file(problems: Iterable[Problem]) -> list[Problem]:
+    """One problem per kind and file: those of further slices of a volume are counted in the first one's message.
 
-    >>> [found.line for found in one_a_file(Problem("E303", "a.nii", f"found {n}") for n in (7, 7, 8))]
+    >>> [found.line for found in one_per_file(Problem("E303", "a.nii", f"found {n}") for n in (7, 7, 8))]
     ['a.nii: found 7, and the like in 1 more slice']
     """
     found: dict[tuple[str, str], dict[Problem, None]] = {}
@@ -161,5 +158,5 @@ def known(word: str, words: Sequence[str]) -> str:
     >>> known("patiant", ["image", "patient"])
     'did you mean patient? Known: image, patient'
     """
-    near = get_close_matches(word.lower(), words, 1)
-    return f"did you mean {near[0]}? " * bool(near) + f"Known: {', '.join(words)}"
+    near = did_you_mean(word.lower(), words).removeprefix("; ")
+    return f"{near} Known: {', '.join(words)}".lstrip()

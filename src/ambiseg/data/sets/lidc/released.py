@@ -1,4 +1,4 @@
-"""Splits as others released them, made again from their rule and not from a list."""
+"""The split of LIDC that was released with the MoSE paper, made again from its rule and not from a list."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from ambiseg._util.errors import DataError
-from ambiseg.data.case import Cases
+from ambiseg.data.case import Cases, Progress
+from ambiseg.data.splits import Rule, Split
 
-SHARES = {"mose": {"train": 0.64, "val": 0.16, "test": 0.2}}
-"""Which there are, and the shares that they come to."""
+MOSE = Rule({"train": 0.64, "val": 0.16, "test": 0.2}, released="mose")
+
+
+def released_split(cases: Cases, progress: Progress | None = None) -> Split:
+    """The split of :func:`mose_split` for cases whose series are known."""
+    return Split.by_patient(cases, dict(zip(cases.patients, mose_parts(cases), strict=True)), MOSE, progress)
 
 
 def mose_split(series: Sequence[str]) -> dict[str, str]:

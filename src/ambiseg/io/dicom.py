@@ -1,0 +1,200 @@
+"""DICOM, by pydicom: single files of one frame or many, and folders with one file per slice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ambiseg._util.text import shape_text, some
+from ambiseg.io.errors import FileError, Problem
+from ambiseg.io.formats import format_of
+from ambiseg.io.source import ReadOptions, Source, guard
+
+_LPS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM counts millimetres to the left and back, NIfTI to the right and front
+_DECODE = "pip install pylibjpeg[all], or decompress the files, for example with `dcmdjpeg` or `gdcmconv --raw`"
+
+
+class _File(NamedTuple):
+    path: Path
+    header: Any
+
+    @property
+    def frames(self) -> int:
+        return int(self.header.get("NumberOfFrames") or 1)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return int(self.header.Rows), int(self.header.Columns)
+
+
+def open_dicom(path: Path, options: ReadOptions) -> Source:
+    """One file, of one frame or many, or a folder with one file per slice, sorted by position along their normal."""
+    paths = [path]
+    if path.is_dir():
+        paths = sorted(p for p in path.iterdir() if not p.name.startswith(".") and format_of(p) == "DICOM")
+        if not paths:
+            raise FileError.of("E204", path, "expected the DICOM files of one series, found none in this folder")
+    files, notes = [_File(file, _header(file)) for file in paths], ()
+    series = len(files) > 1
+    if series:
+        files, notes = _sorted(path, files)
+    first = files[0]
+    for file in files if series else ():
+        if file.frames > 1:
+            fix = "keep each such file as a volume of its own"
+            raise FileError.of("E204", file.path, f"expected one frame per file, found {file.frames}", fix)
+        if file.size != first.size:
+            expected = f"expected {shape_text(first.size)} as {first.path.name} of its series"
+            raise FileError.of("E204", file.path, f"{expected}, found {shape_text(file.size)}")
+    dtype = np.result_type(*(_dtype(file, options) for file in files))
+    channels = 3 if int(first.header.SamplesPerPixel) == 3 or _has_palette(first.header, options) else 1
+
+    def read(k: int) -> np.ndarray:
+        file, frame = (files[k], 0) if series else (first, k)
+        with guard(file.path):  # of a series, the slice that is damaged
+            return np.ascontiguousarray(_pixels(file, frame, options).astype(dtype, copy=False))
+
+    slices = len(files) if series else first.frames
+    return Source(path, "DICOM", slices, first.size, channels, dtype, read, _affine(files), notes)
+
+
+def _has_palette(header: Any, options: ReadOptions) -> bool:
+    return header.PhotometricInterpretation == "PALETTE COLOR" and options.applies_palette
+
+
+def _header(file: Path) -> Any:
+    from pydicom import dcmread
+    from pydicom.errors import InvalidDicomError
+
+    with guard(file):  # of a series, the slice that is damaged
+        try:
+            header = dcmread(file, stop_before_pixels=True)
+        except InvalidDicomError:
+            raise ValueError("no DICOM header") from None
+        if "Rows" not in header and "Modality" not in header:
+            raise ValueError("its header ends before the image")
+    modality = str(header.get("Modality", "DICOM"))
+    if modality in ("SEG", "RTSTRUCT"):
+        fix = "export it as NIfTI, or as one label map per reader"
+        raise FileError.of("E105", file, f"expected an image or a label map, found a DICOM {modality} object", fix)
+    if "Rows" not in header or "Columns" not in header:
+        raise FileError.of("E204", file, f"expected an image, found {modality} without pixels")
+    syntax = getattr(header.file_meta, "TransferSyntaxUID", None)
+    if syntax is not None and syntax.is_encapsulated:
+        from pydicom.pixels.decoders.base import get_decoder
+
+        try:
+            decoder = get_decoder(syntax)
+        except NotImplementedError:
+            raise FileError.of("E202", file, f"expected a known compression, found {syntax.name}") from None
+        if not decoder.is_available:
+            raise FileError.of("E202", file, f"expected a DICOM that can be decoded, found {syntax.name}", _DECODE)
+    return header
+
+
+def _sorted(folder: Path, files: list[_File]) -> tuple[list[_File], tuple[Problem, ...]]:
+    """The slices of one series by their position, and a warning if their steps differ."""
+    series = {str(file.header.get("SeriesInstanceUID", "")): file.path.name for file in reversed(files)}
+    if len(series) > 1:
+        found = f"{len(series)}: {some(sorted(series.values()))}"
+        raise FileError.of("E204", folder, f"expected the slices of one series, found {found}")
+    headers = [file.header for file in files]
+    if all("ImagePositionPatient" in h and "ImageOrientationPatient" in h for h in headers):
+        across, down = np.array(headers[0].ImageOrientationPatient, float).reshape(2, 3)
+        normal = np.cross(across, down)
+        places = np.array([normal @ np.array(h.ImagePositionPatient, float) for h in headers])
+    elif all(h.get("InstanceNumber") is not None for h in headers):
+        places = np.array([float(h.InstanceNumber) for h in headers])
+    else:
+        file = next(file.path for file in files if file.header.get("InstanceNumber") is None)
+        raise FileError.of("E204", file, "expected a position or an instance number to sort by, found neither")
+    order = np.argsort(places, kind="stable")
+    files, steps = [files[i] for i in order], np.diff(places[order])
+    names = [file.path.name for file in files]
+    if steps[k := int(steps.argmin())] < 1e-4:
+        message = f"expected one slice per position, found {names[k]} at the same one"
+        raise FileError.of("E204", files[k + 1].path, message)
+    usual = float(np.median(steps))
+    uneven = np.flatnonzero(np.abs(steps - usual) > 0.1 * usual)
+    if not uneven.size:
+        return files, ()
+    k = int(uneven[0])
+    found = f"{steps[k]:.4g} between {names[k]} and {names[k + 1]}"
+    return files, (Problem("W208", str(folder), f"expected steps of {usual:.4g} between slices, found {found}"),)
+
+
+def _affine(files: list[_File]) -> np.ndarray | None:
+    """From (slice, row, column) to millimetres right, front and up; ``None`` for frames within one file."""
+    first, last = files[0].header, files[-1].header
+    needed = ("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing")
+    if files[0].frames > 1 or any(header.get(name) is None for header in (first, last) for name in needed):
+        return None
+    across, down = np.array(first.ImageOrientationPatient, float).reshape(2, 3)
+    between_rows, between_columns = (float(x) for x in first.PixelSpacing)
+    origin = np.array(first.ImagePositionPatient, float)
+    step = np.cross(across, down) * float(first.get("SliceThickness") or 1)
+    if len(files) > 1:
+        step = (np.array(last.ImagePositionPatient, float) - origin) / (len(files) - 1)
+    affine = np.eye(4)
+    affine[:3] = np.stack([step, down * between_rows, across * between_columns, origin], 1)
+    return _LPS @ affine
+
+
+def _scale(header: Any, frame: int) -> tuple[float, float]:
+    """Slope and intercept, which files of many frames keep in groups of their own."""
+    places = [header]
+    for name, index in (("PerFrameFunctionalGroupsSequence", frame), ("SharedFunctionalGroupsSequence", 0)):
+        if (group := header.get(name)) and index < len(group):
+            places += list(group[index].get("PixelValueTransformationSequence") or [])
+    for place in places:
+        if place.get("RescaleSlope") is not None and place.get("RescaleIntercept") is not None:
+            return float(place.RescaleSlope), float(place.RescaleIntercept)
+    return 1.0, 0.0
+
+
+def _dtype(file: _File, options: ReadOptions) -> np.dtype:
+    """Of the values after rescaling, from the header alone: all slices of a data set get the same."""
+    header = file.header
+    bits, signed = int(header.get("BitsAllocated", 16)), bool(header.get("PixelRepresentation", 0))
+    raw = np.dtype(f"{'i' if signed else 'u'}{max(bits // 8, 1)}")
+    if _has_palette(header, options):
+        return np.dtype(np.uint8)
+    scales = {_scale(header, frame) for frame in range(file.frames)}
+    if options.mask or scales == {(1.0, 0.0)}:
+        return raw
+    if not all(slope == int(slope) and shift == int(shift) for slope, shift in scales):
+        return np.dtype(np.float32)
+    stored = int(header.get("BitsStored", bits))
+    ends = (-(1 << (stored - 1)), (1 << (stored - 1)) - 1) if signed else (0, (1 << stored) - 1)
+    values = [int(slope) * end + int(shift) for slope, shift in scales for end in ends]
+    return np.dtype(np.int16) if min(values) >= -32768 and max(values) <= 32767 else np.dtype(np.int32)
+
+
+def _pixels(file: _File, frame: int, options: ReadOptions) -> np.ndarray:
+    """``[C, H, W]`` of one frame: modality units for an image, numbers as stored for a mask."""
+    from pydicom.pixels.processing import apply_color_lut
+    from pydicom.pixels.utils import pixel_array
+
+    header = file.header
+    try:
+        pixels = pixel_array(file.path, index=frame if file.frames > 1 else None)
+    except RuntimeError as error:
+        if "plugin" not in str(error):
+            raise
+        found = header.file_meta.TransferSyntaxUID.name  # there is a decoder, but not for this variant
+        message = f"expected a DICOM that can be decoded, found {found}"
+        raise FileError.of("E202", file.path, message, _DECODE) from None
+    if _has_palette(header, options):
+        colours = apply_color_lut(pixels, header)[..., :3]
+        return np.moveaxis(colours >> 8 if colours.dtype.itemsize > 1 else colours, -1, 0)
+    if pixels.ndim == 3:
+        return np.moveaxis(pixels, -1, 0)
+    slope, shift = _scale(header, frame)
+    if not options.mask and (slope, shift) != (1.0, 0.0):
+        pixels = pixels.astype(np.float64) * slope + shift
+    elif not options.mask and header.PhotometricInterpretation == "MONOCHROME1":  # 0 is white: invert
+        top = -1 if header.get("PixelRepresentation", 0) else (1 << int(header.get("BitsStored", 16))) - 1
+        pixels = (top - pixels.astype(np.int64)).astype(pixels.dtype)
+    return pixels[None]

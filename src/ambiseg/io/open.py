@@ -1,0 +1,64 @@
+"""Open an image or a mask of any format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ambiseg.io.arrays import open_array
+from ambiseg.io.dicom import open_dicom
+from ambiseg.io.errors import FileError
+from ambiseg.io.formats import FORMATS, UNREAD, format_of, suffix_of
+from ambiseg.io.nifti import open_nifti
+from ambiseg.io.pictures import open_picture
+from ambiseg.io.source import ReadOptions, Source, guard, once
+from ambiseg.io.tiff import open_tiff
+
+OPENERS: dict[str, Callable[[Path, ReadOptions], Source]] = {
+    "PNG": open_picture,
+    "JPEG": open_picture,
+    "BMP": open_picture,
+    "TIFF": open_tiff,
+    "NumPy": open_array,
+    "NIfTI": open_nifti,
+    "DICOM": open_dicom,
+}
+
+
+def open_source(path: Path, options: ReadOptions | None = None) -> Source:
+    """Read the header of a file, or of a folder of DICOM slices. Raises a ``FileError`` that names it.
+
+    Pictures (PNG, JPEG, BMP, TIFF of one page) are decoded at once, other files of one slice on the first ``read``; both
+    keep the pixels.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "a.npy"
+    >>> np.save(path, np.zeros((4, 6), np.int16))
+    >>> source = open_source(path)
+    >>> source.form, source.dtype, source.read(0).shape
+    ('4×6', dtype('int16'), (1, 4, 6))
+    """
+    with guard(path):
+        kind = "DICOM" if path.is_dir() else format_of(path)
+        if kind is None:
+            found = UNREAD.get(suffix_of(path), path.suffix or "no suffix")
+            raise FileError.of("E105", path, f"expected one of {' '.join(FORMATS)}, found {found}")
+        if not path.exists():
+            if path.is_symlink():
+                found = f"found a link to {os.readlink(path)}, which does not exist"
+                raise FileError.of("E106", path, f"expected a file, {found}", "mend the link, or copy the file itself")
+            raise FileError.of("E106", path, "expected a file, found none")
+        if not (path.is_file() or path.is_dir()):  # reading from a pipe would block
+            raise FileError.of("E201", path, "expected a file, found a pipe or a device", "remove it")
+        source = OPENERS[kind](path, options or ReadOptions())
+    single = once(lambda: source.read(0)) if source.slices == 1 else None
+
+    def read(k: int) -> np.ndarray:
+        with guard(path):
+            return single() if single is not None and k == 0 else source.read(k)
+
+    return replace(source, read=read)
