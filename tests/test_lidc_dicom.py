@@ -128,7 +128,7 @@ def test_five_that_cannot_be_one_nodule_are_left_out_and_said(scan, tmp_path, ca
     assert main(["data", "prepare", "lidc", str(scan), "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr()
     assert "1 cluster of more than 4 annotations cannot be one nodule: left out" in said.err
-    assert "1 cases of LIDC-IDRI (DICOM), 1 patients" in said.out
+    assert "1 case of LIDC-IDRI (DICOM), 1 patient\n" in said.out
     assert "no parts declared" in said.out
 
 

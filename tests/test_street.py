@@ -15,7 +15,7 @@ from ambiseg._util.errors import DataError
 from ambiseg.cli import main
 from ambiseg.config import parse
 from ambiseg.data.config import open_cases, open_split
-from ambiseg.data.loader import Loader, BatchSpec, Window
+from ambiseg.data.loader import BatchSpec, Loader, Window
 from ambiseg.data.module import DataModule
 from ambiseg.data.sets.street.camvid import CLASSES as CAMVID
 from ambiseg.data.sets.street.camvid import CamVid
@@ -102,6 +102,7 @@ def test_void_reaches_neither_the_input_nor_the_prediction(city):
     assert not batch.annotations.valid[0, :, :16].any()
     assert not batch.annotations.labels[0, :, :, :16].any()
     assert batch.annotations.marginal_probs(24)[0, :, :, :16].sum() == 0
+    assert batch.annotations.regions is not None
     assert batch.annotations.regions.size.sum() == batch.annotations.valid.sum()
 
 

