@@ -82,7 +82,9 @@ def test_training_opens_every_file_once_and_later_commands_open_none(tmp_path):
         (root / f"images/{name}.png").unlink()
         tifffile.imwrite(root / f"images/{name}.tif", picture())
     files = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
-    trained = run(COUNT + TRAIN + PRINT, root, tmp_path / "run", cache=tmp_path / "cache", TMPDIR=str(made_dir(tmp_path)))
+    trained = run(
+        COUNT + TRAIN + PRINT, root, tmp_path / "run", cache=tmp_path / "cache", TMPDIR=str(made_dir(tmp_path))
+    )
     assert json.loads(trained.stdout.splitlines()[-1]) == dict.fromkeys(files, 1)
     later = run(COUNT + EVALUATE + PRINT, root, tmp_path / "run", cache=tmp_path / "cache")
     assert json.loads(later.stdout) == {}
@@ -231,7 +233,10 @@ def aged(store: Cases, hours: float) -> Path:
 def test_the_least_recently_used_stores_go_first_and_never_one_in_use(cache):
     sets = [Shapes(count=4, size=16, seed=seed) for seed in range(4)]
     held = open_cached(sets[0])
-    folders = [aged(held, 9), *(aged(open_cached(cases), hours) for cases, hours in zip(sets[1:], (3, 5, 1), strict=True))]
+    folders = [
+        aged(held, 9),
+        *(aged(open_cached(cases), hours) for cases, hours in zip(sets[1:], (3, 5, 1), strict=True)),
+    ]
     size = sum(path.stat().st_size for path in folders[0].iterdir())
     trim(cache, limit=2.5 * size)
     assert [folder.exists() for folder in folders] == [True, False, False, True]

@@ -8,23 +8,31 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from ambiseg import MaskDistribution, bootstrap, ece, ged, matched_iou, pixel_entropy, sample_diversity
 from ambiseg._util.errors import ConfigError, DataError
 from ambiseg.cli import main
-from ambiseg.data.config import DATASETS
+from ambiseg.cli.evaluate import show
+from ambiseg.data.config import DATASETS, DataConfig
 from ambiseg.data.loader import seed_of
 from ambiseg.data.module import DataModule
 from ambiseg.data.sets.shapes import Shapes
-from ambiseg.evaluation import METRICS, Evaluation, evaluate
-from ambiseg.evaluation.results import mean_of, summarise
-from ambiseg.evaluation.scoring import Rules, Scored, bias, per_expert, score_masks
+from ambiseg.evaluation import METRICS, Evaluation, evaluate, evaluation_path, saved_evaluation
+from ambiseg.evaluation.results import Interval, Mean
+from ambiseg.evaluation.scoring import ScoredCase, ScoringRules, bias, score_batch, score_masks
+from ambiseg.evaluation.summary import mean_of, summarise
+from ambiseg.methods.base import Stratified
+from ambiseg.methods.drawing import per_stratum
+from ambiseg.nn.config import BackboneConfig
 from ambiseg.runs import Run
 from tests.conftest import TINY
+from tests.drop_ins import Latent, TwoHeads
 
 BATCH = {"eval_batch_size": 4}
 
@@ -45,7 +53,8 @@ def drawn(run: Path):
         predictive = model.predict(batch.images)
         for form, n in (("standard", 5), ("standard", 8), ("compact", 4), ("compact", 8)):
             g = torch.Generator().manual_seed(seed_of(0, "evaluate", form, n, batch.names[0]))
-            masks = predictive.sample(n, g) if form == "standard" else predictive.compact(n // 4, g)  # type: ignore[attr-defined]
+            assert isinstance(predictive, Stratified)
+            masks = predictive.sample(n, g) if form == "standard" else predictive.compact(n // 4, g)
             yield batch, predictive, f"{form}-{n}", masks
 
 
@@ -53,10 +62,8 @@ def drawn(run: Path):
 
 
 def test_every_score_is_that_of_the_metric_on_the_same_draws(tiny_run, found):
-    cases = {case["name"]: case for case in found.cases}
-    assert [(s["form"], s["samples"]) for s in found.settings] == [
-        ("standard", 5), ("standard", 8), ("compact", 4), ("compact", 8),
-    ]  # fmt: skip
+    cases = {case.name: case for case in found.cases}
+    assert [s.key for s in found.settings] == ["standard-5", "standard-8", "compact-4", "compact-8"]
     seen = set()
     for batch, predictive, key, masks in drawn(tiny_run):
         expected = {
@@ -66,17 +73,16 @@ def test_every_score_is_that_of_the_metric_on_the_same_draws(tiny_run, found):
             "entropy": pixel_entropy(masks, 2),
         }
         for i, name in enumerate(batch.names):
-            scores = cases[name]["scores"][key]
+            scores = cases[name].scores[key]
             assert {metric: scores[metric] for metric in expected} == {k: v[i].item() for k, v in expected.items()}
             alone = ece(masks[i].marginal_probs(2).contiguous(), batch.annotations[i].marginal_probs(2))
             assert scores["ece"] == pytest.approx(alone, abs=1e-12)
-            weights = predictive.expert_weights  # type: ignore[attr-defined]
-            assert cases[name]["expert_weights"] == weights[i].double().tolist()
-            assert cases[name]["patient"] == batch.patients[i]
+            assert cases[name].strata_weights == predictive.weights[i].double().tolist()
+            assert cases[name].patient == batch.patients[i]
             seen.add(name)
         if key.startswith("standard"):
             unbiased = ged(masks, batch.annotations, unbiased=True)
-            got = [cases[name]["scores"][key]["ged_unbiased"] for name in batch.names]
+            got = [cases[name].scores[key]["ged_unbiased"] for name in batch.names]
             assert got == pytest.approx(unbiased.tolist(), abs=1e-12)
     assert seen == set(cases) == set(Run(tiny_run).split.parts["test"])
 
@@ -85,70 +91,104 @@ def test_pooled_calibration_is_that_of_all_pixels_at_once(tiny_run, found):
     pairs = [(m, b.annotations) for b, _, key, m in drawn(tiny_run) if key == "standard-8"]
     predicted, true = (torch.cat([pair[k].marginal_probs(2) for pair in pairs]).contiguous() for k in (0, 1))
     setting = found.setting("standard", 8)
-    assert setting["ece"]["value"] == pytest.approx(ece(predicted, true), abs=1e-12)
-    curve = setting["reliability"]
-    assert curve["edges"] == [i / 10 for i in range(11)]
+    assert setting.ece.mean == pytest.approx(ece(predicted, true), abs=1e-12)
+    curve = setting.reliability
+    assert curve.edges == [i / 10 for i in range(11)]
     gaps = [
         (weight or 0) * abs((p or 0) - (a or 0))
-        for p, a, weight in zip(curve["confidence"], curve["accuracy"], curve["weight"], strict=True)
+        for p, a, weight in zip(curve.confidence, curve.accuracy, curve.weight, strict=True)
     ]
     assert sum(gaps) == pytest.approx(ece(predicted, true), abs=1e-9)
 
 
 def test_averages_are_over_images_and_intervals_over_patients(found):
-    patients = [case["patient"] for case in found.cases]
+    patients = [case.patient for case in found.cases]
     assert (found.images, found.patients) == (len(patients), len(set(patients)))
     assert found.patients < found.images  # or the next lines would say nothing
     for setting in found.settings:
-        key = f"{setting['form']}-{setting['samples']}"
-        values = [case["scores"][key]["ged"] for case in found.cases]
+        values = [case.scores[setting.key]["ged"] for case in found.cases]
         clustered, alone = bootstrap(values, patients), bootstrap(values)
-        mean = setting["metrics"]["ged"]
-        assert (mean["mean"], mean["low"], mean["high"]) == (clustered.mean, clustered.low, clustered.high)
-        assert mean["mean"] == pytest.approx(np.mean(values))
-        assert mean["low"] != alone.low
+        mean = setting.metrics["ged"]
+        assert (mean.mean, mean.low, mean.high) == (clustered.mean, clustered.low, clustered.high)
+        assert mean.mean == pytest.approx(np.mean(values))
+        assert mean.low != alone.low
 
 
 def test_buckets_hold_every_image_once_and_their_own_means(found):
     for setting in found.settings:
-        key = f"{setting['form']}-{setting['samples']}"
-        assert sum(bucket["images"] for bucket in setting["buckets"]) == found.images
-        for bucket in setting["buckets"]:
-            chosen = [case for case in found.cases if case["readers"] == bucket["readers"]]
-            for metric, mean in bucket["metrics"].items():
-                values = [v for case in chosen if (v := case["scores"][key][metric]) is not None]
-                assert mean["count"] == len(values)
-                assert mean["mean"] == (pytest.approx(np.mean(values)) if values else None)
+        assert sum(bucket.images for bucket in setting.buckets) == found.images
+        for bucket in setting.buckets:
+            chosen = [case for case in found.cases if case.readers == bucket.readers]
+            for metric, mean in bucket.metrics.items():
+                values = [v for case in chosen if (v := case.scores[setting.key][metric]) is not None]
+                assert mean.count == len(values)
+                assert mean.mean == (pytest.approx(np.mean(values)) if values else None)
     shapes = Shapes(count=60, size=32)
     for case in found.cases:
-        masks = shapes[shapes.names.index(case["name"])]
+        masks = shapes[shapes.names.index(case.name)]
         drew = np.asarray(masks.labels.astype(bool).any((1, 2)))
-        assert (case["readers"], case["readers_total"]) == (drew.sum(), len(drew))
-        assert case["empty_share"] == pytest.approx(masks.mass[~drew].sum(), abs=1e-6)
+        assert (case.readers, case.readers_total) == (drew.sum(), len(drew))
+        assert case.empty_share == pytest.approx(masks.mass[~drew].sum(), abs=1e-6)
 
 
-def test_use_of_experts(found):
-    experts = found.experts
-    assert experts is not None
-    assert experts["count"] == 4
-    weights = np.array([case["expert_weights"] for case in found.cases])
-    assert experts["mean"] == pytest.approx(weights.mean(0).tolist())
-    assert sum(experts["mean"]) == pytest.approx(1, abs=1e-5)
-    assert experts["setting"] == "compact-8"
-    for bucket in experts["by_bucket"]:
-        rows = [row for row, case in zip(weights, found.cases, strict=True) if case["readers"] == bucket["readers"]]
-        assert bucket["mean"] == pytest.approx(np.mean(rows, 0).tolist())
+def test_weights_of_strata(found):
+    strata = found.strata
+    assert strata is not None
+    assert (strata.name, strata.count, strata.setting) == ("expert", 4, "compact-8")
+    weights = np.array([case.strata_weights for case in found.cases])
+    assert strata.mean == pytest.approx(weights.mean(0).tolist())
+    assert sum(strata.mean) == pytest.approx(1, abs=1e-5)
+    clustered = bootstrap(weights[:, 1], [case.patient for case in found.cases])
+    assert strata.intervals[1] == Interval(mean=clustered.mean, low=clustered.low, high=clustered.high)
+    for bucket in strata.by_bucket:
+        chosen = [case.readers == bucket.readers for case in found.cases]
+        assert bucket.images == sum(chosen)
+        assert bucket.mean == pytest.approx(weights[chosen].mean(0).tolist())
+        empty = [case.scores["compact-8"]["empty_mass"] for case in found.cases if case.readers == bucket.readers]
+        assert bucket.empty_mass == pytest.approx(np.mean(empty))
 
 
-def test_compact_form_comes_as_close_as_experts_allow():
-    for n, experts in itertools.product(range(1, 40), range(1, 9)):
-        best = min(range(1, 50), key=lambda s: (abs(s * experts - n), s))
-        assert per_expert(n, experts) == best
+def test_compact_form_comes_as_close_as_strata_allow():
+    for n, strata in itertools.product(range(1, 40), range(1, 9)):
+        best = min(range(1, 50), key=lambda s: (abs(s * strata - n), s))
+        assert per_stratum(n, strata) == best
+
+
+@pytest.mark.parametrize(("method", "keys", "stratum"), [(Latent, ["standard-5"], ""), (TwoHeads, None, "head")])
+def test_methods_with_strata_and_with_samples_only(method, keys, stratum):
+    """Methods that are not in the package: their words in the tables, nothing of strata where there are none."""
+    data = DataModule(DataConfig(name="shapes", options={"count": 40, "size": 32}, eval_batch_size=4))
+    data.setup()
+    model = method.build(method.Config(), BackboneConfig(channels=(8, 16)), 1, 2)
+    batch, rules = next(iter(data.val_dataloader())), ScoringRules("mose", (1,), 2)
+    predictive, settings = model.predict(batch.images), keys or ["standard-5", "compact-4"]
+    scored = score_batch(predictive, batch, rules, ["standard", "compact"], [5])
+    assert [list(one.scores.scores) for one in scored] == [settings] * 4
+    drawn = predictive.sample(5, torch.Generator().manual_seed(seed_of(0, "evaluate", "standard", 5, batch.names[0])))
+    assert [one.scores.scores["standard-5"]["ged"] for one in scored] == ged(drawn, batch.annotations).tolist()
+    found = _summary(scored, stratum=model.stratum)
+    head, *rows = csv.reader(found.to_csv().splitlines())
+    console = Console(width=100, record=True)
+    show(found, console)
+    text = console.export_text()
+    assert "expert" not in text
+    if stratum:
+        assert found.strata is not None
+        assert (found.strata.name, found.strata.count) == (stratum, 2)
+        assert head[-2:] == ["head_1", "head_2"]
+        assert [float(cell) for cell in rows[0][-2:]] == predictive.weights[0].double().tolist()
+        assert "weight of each head" in text
+    else:
+        assert found.strata is None
+        assert head[-1] == METRICS[-1]
+        assert "weight of" not in text
+        with pytest.raises(ConfigError, match="form: expected one that the method has, found compact"):
+            score_batch(predictive, batch, rules, ["compact"], [5])
 
 
 def test_unbiased_distance_of_stratified_draws_is_right_on_average():
-    """Two experts of two equally likely masks each, every outcome of two draws from either gone through."""
-    rules = Rules("mose", (1,), 2)
+    """Two strata of two equally likely masks each, every outcome of two draws from either gone through."""
+    rules = ScoringRules("mose", (1,), 2)
     g = torch.Generator().manual_seed(3)
     support = torch.randint(2, (2, 2, 5, 5), generator=g)
     truth = torch.randint(2, (1, 3, 5, 5), generator=g)
@@ -173,30 +213,30 @@ def test_interval_of_pooled_calibration_draws_whole_patients():
     predicted = torch.randint(2, (4, 5, 6, 6), generator=g)
     predicted[2:] = 1
     scored = [_scored(predicted[i], truth[i], f"case {i}", "ab"[i // 2]) for i in range(4)]
-    found = _summary(scored, 5).settings[0]["ece"]
+    found = _summary(scored).settings[0].ece
 
     def pooled(images: slice) -> float:
         one, other = (MaskDistribution(x[images]).marginal_probs(2) for x in (predicted, truth))
         return ece(one, other)
 
     outcomes = [pooled(slice(0, 2)), pooled(slice(0, 4)), pooled(slice(2, 4))]
-    assert [found["value"], found["low"], found["high"]] == pytest.approx([outcomes[1], min(outcomes), max(outcomes)])
+    assert [found.mean, found.low, found.high] == pytest.approx([outcomes[1], min(outcomes), max(outcomes)])
 
 
 # -- what has no value ------------------------------------------------------------------------------------------------
 
 
-def _scored(predicted, truth, name: str, patient: str, protocol: str = "mose", valid=None) -> Scored:
-    masks = MaskDistribution(predicted[None])  # a model knows nothing of void pixels
+def _scored(predicted, truth, name: str, patient: str, protocol: str = "mose", valid=None) -> ScoredCase:
+    masks = MaskDistribution(predicted[None])  # a model has no void pixels
     return score_masks(
-        masks, MaskDistribution(truth[None], valid=valid), name, patient, Rules(protocol, (1,), 2), "files-5"
+        masks, MaskDistribution(truth[None], valid=valid), name, patient, ScoringRules(protocol, (1,), 2), "files-5"
     )
 
 
-def _summary(scored: list[Scored], samples: int, protocol: str = "mose") -> Evaluation:
+def _summary(scored: list[ScoredCase], protocol: str = "mose", **options: Any) -> Evaluation:
     about = {"run": "x", "split": "all", "which": "files", "weights": "", "seed": 0, "data": "x"}
-    about |= {"threads": 1, "batch_size": 1}
-    return summarise(scored, [("files", samples)], protocol=protocol, classes=["no", "yes"], evaluated=[1], **about)
+    about |= {"threads": 1, "batch_size": 1, "evaluated": [1], "protocol": protocol}
+    return summarise(scored, ["no", "yes"], **about, **options)
 
 
 def test_images_without_a_value_are_counted_and_left_out(tmp_path):
@@ -207,16 +247,16 @@ def test_images_without_a_value_are_counted_and_left_out(tmp_path):
         _scored(empty, empty, "none", "cem", "kohl2018"),
         _scored(full, full, "void", "dora", "kohl2018", valid=torch.zeros(1, 4, 4, dtype=torch.bool)),
     ]
-    found = _summary(scored, 5, "kohl2018")
-    scores = {case["name"]: case["scores"]["files-5"] for case in found.cases}
+    found = _summary(scored, "kohl2018")
+    scores = {case.name: case.scores["files-5"] for case in found.cases}
     assert scores["both"]["ged"] == 0
     assert scores["none"]["ged"] is scores["none"]["matched_iou"] is None
     assert all(scores["void"][metric] is None for metric in METRICS)
-    assert [case["readers"] for case in found.cases] == [5, 0, 0, 0]
-    mean = found.settings[0]["metrics"]
-    assert (mean["ged"]["count"], mean["matched_iou"]["count"], mean["entropy"]["count"]) == (1, 2, 3)
-    assert mean["matched_iou"]["mean"] == 0.5
-    assert (mean["ged"]["low"], mean["ged"]["high"]) == (None, None)  # one patient says nothing about others
+    assert [case.readers for case in found.cases] == [5, 0, 0, 0]
+    mean = found.settings[0].metrics
+    assert (mean["ged"].count, mean["matched_iou"].count, mean["entropy"].count) == (1, 2, 3)
+    assert mean["matched_iou"].mean == 0.5
+    assert (mean["ged"].low, mean["ged"].high) == (None, None)  # of one patient
     found.save(tmp_path / "e.json")
     assert Evaluation.load(tmp_path / "e.json") == found
 
@@ -227,20 +267,20 @@ def test_void_pixels_count_nowhere():
     valid = torch.ones(1, 6, 6, dtype=torch.bool)
     valid[:, 3:] = False
     cut = _scored(predicted[:, :3], truth[:, :3], "a", "a")
-    assert _scored(predicted, truth, "a", "a", valid=valid).case == cut.case
-    assert _scored(predicted, truth, "a", "a").case != cut.case
+    assert _scored(predicted, truth, "a", "a", valid=valid).scores == cut.scores
+    assert _scored(predicted, truth, "a", "a").scores != cut.scores
 
 
 def test_a_mean_of_nothing():
-    assert mean_of([None, None], ["ann", "bob"]) == {"mean": None, "low": None, "high": None, "count": 0}
+    assert mean_of([None, None], ["ann", "bob"]) == Mean(mean=None, low=None, high=None, count=0)
 
 
 def test_one_mask_has_no_unbiased_distance(tiny_run):
     found = evaluate(tiny_run, samples=(1,), data=BATCH, accelerator="cpu", quiet=True)
-    assert [(s["form"], s["samples"]) for s in found.settings] == [("standard", 1), ("compact", 4)]
+    assert [setting.key for setting in found.settings] == ["standard-1", "compact-4"]
     for setting in found.settings:
-        assert setting["metrics"]["ged_unbiased"]["mean"] is None
-        assert setting["metrics"]["ged"]["count"] == found.images
+        assert setting.metrics["ged_unbiased"].mean is None
+        assert setting.metrics["ged"].count == found.images
 
 
 # -- what must not matter ---------------------------------------------------------------------------------------------
@@ -271,7 +311,7 @@ def test_order_of_the_data_does_not_matter(tiny_run, found, monkeypatch):
 
 def test_another_seed_makes_other_draws_of_the_same_features(tiny_run, found):
     other = evaluate(tiny_run, samples=(8,), forms=["standard"], seed=1, data=BATCH, accelerator="cpu", quiet=True)
-    assert [case["expert_weights"] for case in other.cases] == [case["expert_weights"] for case in found.cases]
+    assert [case.strata_weights for case in other.cases] == [case.strata_weights for case in found.cases]
     assert other.setting("standard", 8) != found.setting("standard", 8)
     assert torch.get_num_threads() == 1
 
@@ -284,23 +324,127 @@ def test_json_and_csv_hold_every_number(found, tmp_path):
     found.save(path)
     assert Evaluation.load(path) == found
     content = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert content["format"] == "ambiseg.Evaluation/1"
+    assert content["format"] == "ambiseg.Evaluation/2"
     assert {"run", "split", "protocol", "which", "seed", "images", "patients", "classes", "evaluated"} <= set(content)
     rows = list(csv.DictReader((tmp_path / "evaluation.csv").read_text().splitlines()))
     assert len(rows) == found.images * len(found.settings)
-    scores = {(case["name"], key): values for case in found.cases for key, values in case["scores"].items()}
+    scores = {(case.name, key): values for case in found.cases for key, values in case.scores.items()}
+    weights = {case.name: case.strata_weights for case in found.cases}
     for row in rows:
         for metric in METRICS:
             value = scores[row["name"], f"{row['form']}-{row['samples']}"][metric]
             assert (float(row[metric]) if row[metric] else None) == value
+        assert [float(row[f"expert_{k}"]) for k in (1, 2, 3, 4)] == weights[row["name"]]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": "other/1"}', '{"format": "ambiseg.Evaluation/1"}'])
-def test_other_files_are_refused_by_name(text, tmp_path):
+def test_settings_by_form_and_the_one_that_models_are_compared_by(found):
+    assert found.headline(8).key == "standard-8"
+    assert found.headline(50).key == "standard-5"
+    compact = found.model_copy(update={"settings": found.settings[:1:-1]})
+    assert compact.headline(8).key == "compact-8"
+    assert {form: [s.samples for s in settings] for form, settings in compact.forms.items()} == {"compact": [4, 8]}
+    assert list(found.forms) == ["standard", "compact"]
+    assert found.setting("compact", 4).score("ece") == found.settings[2].ece
+    with pytest.raises(KeyError, match=r"expected one of standard-5, .*, found compact-5"):
+        found.setting("compact", 5)
+
+
+# What version 0.1 wrote for one image of two modes and two experts.
+OLD = """
+{"format": "ambiseg.Evaluation/1", "run": "runs/a", "split": "test", "protocol": "mose", "which": "best", "weights":
+"0f", "seed": 0, "data": "listed cases, 2 modes", "threads": 1, "batch_size": 1, "images": 1, "patients": 1,
+"classes": ["class 0", "class 1", "other"], "evaluated": [1, 2], "annotations": {"diversity": {"mean": 0.375, "low":
+null, "high": null, "count": 1}, "entropy": {"mean": 0.28116756677627563, "low": null, "high": null, "count": 1},
+"empty_share": {"mean": 0.0, "low": null, "high": null, "count": 1}}, "settings": [{"form": "compact", "samples": 4,
+"metrics": {"ged": {"mean": 0.0, "low": null, "high": null, "count": 1}, "ged_unbiased": {"mean": 0.0, "low": null,
+"high": null, "count": 1}, "matched_iou": {"mean": 1.0, "low": null, "high": null, "count": 1}, "diversity": {"mean":
+0.375, "low": null, "high": null, "count": 1}, "entropy": {"mean": 0.28116756677627563, "low": null, "high": null,
+"count": 1}, "empty_mass": {"mean": 0.0, "low": null, "high": null, "count": 1}}, "ece": {"value": 0.0, "low": null,
+"high": null}, "reliability": {"edges": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0], "confidence": [null,
+null, null, null, null, null, null, 0.75, null, null], "accuracy": [null, null, null, null, null, null, null, 0.75,
+null, null], "weight": [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.0, 0.0]}, "empty": {"correlation": null, "error":
+0.0}, "buckets": [{"readers": 2, "images": 1, "metrics": {"ged": {"mean": 0.0, "low": null, "high": null, "count": 1},
+"ged_unbiased": {"mean": 0.0, "low": null, "high": null, "count": 1}, "matched_iou": {"mean": 1.0, "low": null,
+"high": null, "count": 1}, "diversity": {"mean": 0.375, "low": null, "high": null, "count": 1}, "entropy": {"mean":
+0.28116756677627563, "low": null, "high": null, "count": 1}, "empty_mass": {"mean": 0.0, "low": null, "high": null,
+"count": 1}}, "ece": {"value": 0.0, "low": null, "high": null}}]}], "experts": {"count": 2, "mean": [0.75, 0.25],
+"low": [null, null], "high": [null, null], "setting": "compact-4", "by_bucket": [{"readers": 2, "images": 1, "mean":
+[0.75, 0.25], "empty_mass": 0.0, "empty_share": 0.0}]}, "modes": {"setting": "compact-4", "images": 1, "names": ["0",
+"1"], "probability": [0.75, 0.25], "ratio": [0.75, 0.25], "distance": 0.0, "flips": [{"class": "class 1", "to":
+"other", "probability": 0.25, "truth": 0.25, "predicted": 0.25}], "experts": [[1.0, 0.0], [0.0, 1.0]], "by_setting":
+{"compact-4": {"ratio": [0.75, 0.25], "distance": 0.0}}, "nearest": [[1.0, 0.0], [0.0, 1.0]], "weights": [0.75, 0.25],
+"matching": [0, 1], "found": 2, "correlation": 1.0}, "cases": [{"name": "a", "patient": "a", "readers": 2,
+"readers_total": 2, "empty_share": 0.0, "annotations": {"diversity": 0.375, "entropy": 0.28116756677627563},
+"expert_weights": [0.75, 0.25], "scores": {"compact-4": {"ged": 0.0, "ged_unbiased": 0.0, "matched_iou": 1.0,
+"diversity": 0.375, "entropy": 0.28116756677627563, "ece": 0.0, "empty_mass": 0.0}}}]}
+"""
+
+
+def _old(**changes: Any) -> str:
+    return json.dumps(json.loads(OLD) | changes)
+
+
+def test_evaluations_of_format_1_are_read(tmp_path):
+    path = tmp_path / "e.json"
+    path.write_text(OLD)
+    found = Evaluation.load(path, "test")
+    assert found.strata is not None
+    assert (found.strata.name, found.strata.count, found.strata.setting) == ("expert", 2, "compact-4")
+    assert found.strata.mean == found.strata.by_bucket[0].mean == found.cases[0].strata_weights == [0.75, 0.25]
+    assert found.settings[0].ece == found.settings[0].buckets[0].ece == Interval(mean=0.0, low=None, high=None)
+    assert found.settings[0].metrics["entropy"].mean == found.cases[0].scores["compact-4"]["entropy"]
+    assert found.modes is not None
+    assert found.modes.strata_iou == [[1.0, 0.0], [0.0, 1.0]]
+    assert (found.modes.matching, found.modes.flips[0].name, found.flipped) == ([0, 1], "class 1", [(1, 2)])
+    found.save(path)
+    assert Evaluation.load(path) == found
+    assert json.loads(path.read_text())["format"] == "ambiseg.Evaluation/2"
+    first = json.loads(_old(experts=None))  # the first evaluations had no modes; methods without experts had null
+    del first["modes"]
+    first["cases"][0]["expert_weights"] = None
+    path.write_text(json.dumps(first))
+    found = Evaluation.load(path)
+    assert (found.modes, found.strata, found.cases[0].strata_weights) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "expected an evaluation as JSON, found EOF"),
+        ("[]", "expected an evaluation, found .*Input should be an object"),
+        ('{"format": "other/1"}', "expected an evaluation of format ambiseg.Evaluation/2, found other/1"),
+        ('{"format": "ambiseg.Evaluation/1"}', "expected an evaluation, found run: Field required"),
+        ('{"format": "ambiseg.Evaluation/2"}', "expected an evaluation, found run: Field required"),
+        (_old(experts=3, settings={}), "expected an evaluation, found settings: Input should"),
+        (_old(settings=[]), "expected an evaluation, found settings: List should have at least 1"),
+        (_old(seed="x"), "expected an evaluation, found seed: Input should be a valid integer"),
+        (
+            _old(cases=[{**json.loads(OLD)["cases"][0], "scores": {}}]),
+            "expected all scores of 'a' in compact-4, found others",
+        ),
+        (_old(split="val"), "expected an evaluation of split test, found val"),
+    ],
+)
+def test_other_files_are_refused_by_name(text, message, tmp_path):
     path = tmp_path / "e.json"
     path.write_text(text)
-    with pytest.raises(DataError, match=r"e\.json: expected an evaluation"):
-        Evaluation.load(path)
+    with pytest.raises(DataError, match=rf"e\.json: {message}") as caught:
+        Evaluation.load(path, "test")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_saved_evaluation_is_that_of_the_present_weights(tiny_run, found, tmp_path):
+    folder = shutil.copytree(tiny_run, tmp_path / "run")
+    run = Run(folder)
+    assert saved_evaluation(run) is None
+    found.save(evaluation_path(run))
+    assert saved_evaluation(run) == found
+    assert saved_evaluation(run, "val") is None
+    shutil.copy(folder / "last.safetensors", folder / "best.safetensors")
+    assert run.digest("best") != found.weights
+    assert saved_evaluation(run) is None
+    (folder / "best.safetensors").unlink()  # the numbers are still those of the weights that were there
+    assert saved_evaluation(run) == found
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -315,9 +459,10 @@ def test_command_prints_tables_and_writes_files(tiny_run, found, tmp_path, capsy
         text = capsys.readouterr().out
         assert all(len(line) <= width for line in text.splitlines() if str(run) not in line)
         assert "…" not in text
-    mean = found.setting("compact", 8)["metrics"]["ged"]
-    assert f"{mean['mean']:.3f} [{mean['low']:.3f}, {mean['high']:.3f}]" in text
+    mean = found.setting("compact", 8).metrics["ged"]
+    assert f"{mean.mean:.3f} [{mean.low:.3f}, {mean.high:.3f}]" in text
     assert "by how many readers drew anything" in text
+    assert "weight of each expert" in text
     assert "█" in text
     written = Evaluation.load(run / "evaluation-test.json")
     assert (written.cases, written.settings) == (found.cases, found.settings)
@@ -330,7 +475,7 @@ def test_command_prints_json_or_nothing(tiny_run, found, tmp_path, capsys):
     assert main(["evaluate", str(tiny_run), *options, "--json", "--quiet", "--out", str(out)]) == 0
     printed = capsys.readouterr()
     assert printed.out == out.read_text()
-    assert json.loads(printed.out)["settings"] == [found.setting("standard", 8)]
+    assert json.loads(printed.out)["settings"] == [found.setting("standard", 8).model_dump()]
     assert printed.err == ""
     assert not (tiny_run / "evaluation-test.json").exists()
 
@@ -391,7 +536,7 @@ def test_one_line_names_what_is_wrong(damage, options, message, tiny_run, tmp_pa
 
 
 def test_unknown_settings_of_the_data_are_named(tiny_run):
-    with pytest.raises(ConfigError, match=r"data: expected some of name, root, .* found 'rot'"):
+    with pytest.raises(ConfigError, match=r"data\.rot: no such setting; did you mean data\.root\?"):
         evaluate(tiny_run, data={"rot": "x"})
 
 
@@ -401,4 +546,4 @@ def test_evaluation_does_not_touch_the_run(tiny_run, found):
         "best.safetensors", "last.safetensors", "best.ckpt", "last.ckpt",
     }  # fmt: skip
     assert len(TINY) > 0
-    assert all(math.isfinite(case["scores"]["standard-8"]["ged"] or 0) for case in found.cases)
+    assert all(math.isfinite(case.scores["standard-8"]["ged"] or 0) for case in found.cases)

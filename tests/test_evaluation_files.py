@@ -40,8 +40,7 @@ def folders(tmp_path) -> tuple[Path, Path]:
 
 def scores(predictions: Path, truth: Path, **options) -> dict[str, dict[str, float | None]]:
     found = evaluate_files(predictions, truth, quiet=True, **options)
-    key = f"files-{found.settings[0]['samples']}"
-    return {case["name"]: case["scores"][key] for case in found.cases}
+    return {case.name: case.scores[found.settings[0].key] for case in found.cases}
 
 
 def check(found: dict[str, dict[str, float | None]]) -> None:
@@ -61,8 +60,8 @@ def test_hand_case(folders):
     )  # certain in half of the pixels, with half right
     whole = evaluate_files(*folders, quiet=True)
     assert (whole.images, whole.patients, whole.split, whole.which) == (2, 2, "all", "files")
-    assert [case["readers"] for case in whole.cases] == [2, 1]
-    assert whole.experts is None
+    assert [case.readers for case in whole.cases] == [2, 1]
+    assert whole.strata is None
 
 
 def test_folders_in_the_other_order(folders, tmp_path):
@@ -80,7 +79,7 @@ def test_distributions_of_the_library(folders, tmp_path):
     check(scores(tmp_path / "npz", folders[1]))
 
 
-def test_one_mask_a_case_needs_no_folder_of_its_own(folders, tmp_path):
+def test_one_mask_per_case_needs_no_folder_of_its_own(folders, tmp_path):
     for case, by in SAMPLES.items():
         save(tmp_path / "flat" / f"{case}.png", by["s1"])
     found = scores(tmp_path / "flat", folders[1])
@@ -119,6 +118,25 @@ def test_what_predict_wrote_is_scored(tmp_path):
         scores(tmp_path / "volumes", tmp_path / "truth")
 
 
+@pytest.mark.parametrize("format", ["ambiseg.Prediction/1", "ambiseg.Prediction/2"])
+def test_every_format_of_predictions(format, folders, tmp_path):
+    for case, by in SAMPLES.items():
+        for sample, mask in by.items():
+            save(tmp_path / "mine" / case / f"{sample}.png", mask)
+        save(tmp_path / "mine" / case / "overview.png", LEFT)  # not in the list: no mask
+        masks = [{"file": f"{sample}.png", "weight": 0.5, "more": 1} for sample in by]
+        (tmp_path / "mine" / case / "weights.json").write_text(
+            json.dumps({"format": format, "slices": 1, "masks": masks, "more": 1})
+        )
+    check(scores(tmp_path / "mine", folders[1]))
+    masks = [{"file": "s1.png", "weight": 0.25}, {"file": "s2.png", "weight": 0.75}]
+    (tmp_path / "mine/b/weights.json").write_text(json.dumps({"format": format, "slices": 1, "masks": masks}))
+    assert scores(tmp_path / "mine", folders[1])["b"]["empty_mass"] == 0.75
+    (tmp_path / "mine/b/weights.json").write_text(json.dumps({"format": format, "masks": [{"file": "s1.png"}]}))
+    with pytest.raises(DataError, match=r"b/weights\.json: expected a prediction, found masks\.0\.weight: Field req"):
+        scores(tmp_path / "mine", folders[1])
+
+
 def test_weights(folders):
     predictions, truth = folders
     (predictions / "weights.json").write_text(json.dumps({"b": {"s1": 3, "s2": 1}}))
@@ -148,8 +166,8 @@ def test_a_data_folder_with_images_void_patients_and_splits(tmp_path):
     first = Folder(tmp_path / "truth", quiet=True)[0]
     valid = torch.from_numpy(first.valid)[None]  # type: ignore[arg-type]
     expected = ged(cases[0].labels[None, :1], MaskDistribution(torch.from_numpy(first.labels)[None], valid=valid))
-    assert found.cases[0]["scores"]["files-1"]["ged"] == expected.item()
-    assert found.cases[0]["scores"]["files-1"]["ged_unbiased"] is None
+    assert found.cases[0].scores["files-1"]["ged"] == expected.item()
+    assert found.cases[0].scores["files-1"]["ged_unbiased"] is None
 
     rows = (tmp_path / "truth" / "manifest.csv").read_text().splitlines()
     assert "split" not in rows[0]
@@ -157,7 +175,7 @@ def test_a_data_folder_with_images_void_patients_and_splits(tmp_path):
     parted = [f"{row},{part}" for row, part in zip(rows, parts, strict=True)]
     (tmp_path / "truth" / "manifest.csv").write_text("\n".join(parted) + "\n")
     part = evaluate_files(tmp_path / "mine", tmp_path / "truth", split="test", quiet=True)
-    assert [case["name"] for case in part.cases] == [case["name"] for case in found.cases[3:]]
+    assert [case.name for case in part.cases] == [case.name for case in found.cases[3:]]
     assert part.cases == found.cases[3:]
 
 
@@ -169,8 +187,8 @@ def test_volumes_slice_by_slice(tmp_path):
     save_nifti(tmp_path / "mine" / "1" / "scan.nii.gz", reader)
     save_nifti(tmp_path / "mine" / "2" / "scan.nii.gz", 1 - reader)
     found = evaluate_files(tmp_path / "mine", tmp_path / "truth", quiet=True)
-    assert [case["name"] for case in found.cases] == ["scan#000", "scan#001", "scan#002"]
-    assert {case["scores"]["files-2"]["matched_iou"] for case in found.cases} == {0.5}
+    assert [case.name for case in found.cases] == ["scan#000", "scan#001", "scan#002"]
+    assert {case.scores["files-2"]["matched_iou"] for case in found.cases} == {0.5}
     assert found.patients == 1
 
 
@@ -239,12 +257,19 @@ def _nothing(predictions: Path, truth: Path) -> None:
         (_damaged, "a.npz: cannot be read as a MaskDistribution"),
         (_two_images, "a.npz: expected masks of 1 image of 2×4 as the truth's, found 2 images of 2×4"),
         (_class_in_npz, "a.npz: class ids must be below classes=2, found 2"),
-        (_weights("{"), "weights.json: expected JSON, found"),
-        (_weights("[]"), "weights.json: expected {case: {sample: weight}}, found something else"),
+        (_weights("{"), "weights.json: expected weights as JSON, found"),
+        (_weights("[]"), "weights.json: expected {case: {sample: weight}}, found"),
         (_weights('{"z": {}}'), "weights.json: expected cases of the truth, found 'z'"),
         (_weights('{"a": {"s1": 1}}'), "weights.json: expected a weight for each mask of 'a', found no weight of 's2'"),
-        (_weights('{"a": {"s1": 1, "s2": -1}}'), "expected weights of 0 or more, one above 0, found [1, -1] for 'a'"),
-        (_weights('{"a": {"s1": 0, "s2": 0}}'), "expected weights of 0 or more, one above 0, found [0, 0] for 'a'"),
+        (
+            _weights('{"a": {"s1": 1, "s2": -1}}'),
+            "expected {case: {sample: weight}}, found a.s2: Input should be greater than or",
+        ),
+        (
+            _weights('{"a": {"s1": 1, "s2": true}}'),
+            "expected {case: {sample: weight}}, found a.s2: Input should be a valid",
+        ),
+        (_weights('{"a": {"s1": 0, "s2": 0}}'), "weights.json: expected a weight above 0 for 'a', found [0.0, 0.0]"),
         (_beside, "truth/a.png: expected images/ and masks/, or masks as READER/CASE.png, found it beside both"),
         (_nothing, "truth: expected images/ and masks/, or masks as READER/CASE.png, found no mask"),
     ],
@@ -263,7 +288,7 @@ def test_one_line_names_the_file(damage, message, folders, capsys):
     [
         (
             ["--predictions", "nowhere", "--truth", "truth"],
-            "nowhere: expected a folder of predicted masks, found nothing",
+            "nowhere: expected a folder of predicted masks, found no such folder",
         ),
         (["--predictions", "predictions", "--truth", "nowhere"], "nowhere: expected a folder of the readers' masks"),
         (["--predictions", "predictions"], "expected --predictions and --truth together, found one of them"),

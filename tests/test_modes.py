@@ -1,30 +1,32 @@
-"""Known modes: ratio, flips and experts against full maps, a loop and a definition; from the run to the page."""
+"""Known modes: ratio, flips and strata against full maps, a loop and a definition; from the run to the page."""
 
 from __future__ import annotations
 
 import itertools
-import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
+from ambiseg.cli.evaluate import show
 from ambiseg.config import parse
 from ambiseg.data.case import Case, Flip
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.loader import Loader, BatchSpec, Window
+from ambiseg.data.loader import BatchSpec, Loader, Window
 from ambiseg.data.sets.street.flips import Flips, FlipTable
 from ambiseg.evaluation import Evaluation, evaluate
-from ambiseg.evaluation.modes import score_modes, summarise_modes
+from ambiseg.evaluation.modes import score_modes
+from ambiseg.evaluation.summary import summarise_modes
 from ambiseg.masks import MaskDistribution
+from ambiseg.methods.drawing import Drawing
 from ambiseg.overlap import pairwise_iou
 from ambiseg.report import report
-from ambiseg.report.pictures import class_colours, outlines
-from ambiseg.report.results import Results
 from ambiseg.training import train
+from ambiseg.viz.colours import class_colours
+from ambiseg.viz.pictures import outlines
 from tests.cases import Listed
 from tests.street import camvid
 from tests.test_distributed import run as run_python
@@ -91,7 +93,7 @@ def test_scores_are_those_of_the_maps_written_out(seed):
         labels[b, :3] = cases[b].labels[rng.integers(len(cases[b].readers), size=3)]
     weights = rng.dirichlet(np.ones(6), 3)
     masks = MaskDistribution(torch.from_numpy(labels), torch.from_numpy(weights))
-    found = score_modes(masks, batch.annotations.regions, cases.flips, cases.evaluated, "mose", strata=3)
+    found = score_modes(Drawing(masks, 3), batch.annotations.regions, cases.flips, cases.evaluated, "mose")
     for b, one in enumerate(found):
         case = cases[b]
         assert case.valid is not None
@@ -103,7 +105,7 @@ def test_scores_are_those_of_the_maps_written_out(seed):
         assert one.ratio.sum() == pytest.approx(1)
         for key in ("ratio", "flipped", "either", "true_flipped", "true_either"):
             np.testing.assert_allclose(getattr(one, key), expected[key], atol=1e-9, err_msg=key)
-        for key in ("nearest", "iou"):  # two masks of each expert
+        for key in ("nearest", "iou"):  # two masks of each stratum
             np.testing.assert_allclose(getattr(one, key), expected[key].reshape(3, 2, -1).mean(1), atol=1e-9)
 
 
@@ -113,41 +115,43 @@ def test_a_perfect_model_is_found_perfect():
     assert len({len(case.readers) for case in cases}) > 1
     batch = batch_of(cases)
     masks = MaskDistribution(batch.annotations.labels, batch.annotations.weights)
-    found = score_modes(masks, batch.annotations.regions, cases.flips, cases.evaluated, "mose")
+    found = score_modes(Drawing(masks, 1), batch.annotations.regions, cases.flips, cases.evaluated, "mose")
     scored = [{"standard-8": one} for one in found if one is not None]
-    made = summarise_modes(scored, ["standard-8"], cases.flips, cases.classes, [None] * len(scored))
+    made = summarise_modes(scored, cases.flips, cases.classes, [None] * len(scored))
     assert made is not None
-    assert made["names"][:3] == ["000", "001", "010"]
-    np.testing.assert_allclose(made["ratio"], made["probability"], atol=1e-6)
-    assert made["distance"] == pytest.approx(0, abs=1e-6)
-    for flip in made["flips"]:
-        assert flip["truth"] == pytest.approx(flip["probability"])
-        assert flip["predicted"] == pytest.approx(flip["truth"], abs=1e-6)
-    assert made["experts"] == []
+    assert made.names[:3] == ["000", "001", "010"]
+    np.testing.assert_allclose(made.ratio, made.probability, atol=1e-6)
+    assert made.distance == pytest.approx(0, abs=1e-6)
+    for flip in made.flips:
+        assert flip.truth == pytest.approx(flip.probability)
+        assert flip.predicted == pytest.approx(flip.truth, abs=1e-6)
+    assert made.strata_iou == made.nearest == made.weights == made.matching == []
+    assert made.found is None
 
 
-def test_experts_are_matched_with_their_modes():
+def test_strata_are_matched_with_their_modes():
     labels = np.arange(4).repeat(4).reshape(1, 4, 4)
     case = Case.of(np.zeros((1, 4, 4), np.float32), labels, name="a", readers=("map",))
     cases = Flips(Listed([case], 4), {"class 1": ("one", 0.25), "class 2": ("two", 0.5)})
     batch = batch_of(cases)
-    order = [2, 0, 3, 1]  # expert k draws mode order[k]; a fifth draws noise
+    order = [2, 0, 3, 1]  # stratum k draws mode order[k]; a fifth draws another mask
     drawn = torch.cat([batch.annotations.labels[:, order], torch.zeros(1, 1, 4, 4, dtype=torch.uint8)], 1)
     weights = torch.tensor([[0.125, 0.375, 0.125, 0.375, 0.0]])
-    (one,) = score_modes(MaskDistribution(drawn, weights), batch.annotations.regions, cases.flips, cases.evaluated, "mose", 5)
+    drawing = Drawing(MaskDistribution(drawn, weights), 5)
+    (one,) = score_modes(drawing, batch.annotations.regions, cases.flips, cases.evaluated, "mose")
     assert one is not None
-    made = summarise_modes([{"compact-5": one}], ["compact-5"], cases.flips, cases.classes, [weights[0].tolist()])
+    made = summarise_modes([{"compact-5": one}], cases.flips, cases.classes, [weights[0].tolist()])
     assert made is not None
-    assert made["setting"] == "compact-5"
-    assert made["matching"] == [1, 3, 0, 2]
-    assert made["found"] == 4
-    assert made["correlation"] == pytest.approx(1)
-    assert np.array(made["experts"]).argmax(1).tolist()[:4] == order
-    assert np.array(made["nearest"])[4].sum() == pytest.approx(1)  # as near to one as to another: shared
+    assert made.setting == "compact-5"
+    assert made.matching == [1, 3, 0, 2]
+    assert made.found == 4
+    assert made.correlation == pytest.approx(1)
+    assert np.array(made.strata_iou).argmax(1).tolist()[:4] == order
+    assert np.array(made.nearest)[4].sum() == pytest.approx(1)  # as near to one as to another: shared
 
 
 def test_data_without_flips_have_no_modes():
-    assert summarise_modes([], ["standard-8"], (), ("a",), []) is None
+    assert summarise_modes([], (), ("a",), []) is None
 
 
 # -- from the run to the page -----------------------------------------------------------------------------------------
@@ -159,44 +163,48 @@ def street_run(tmp_path_factory):
     path = camvid(place / "frames.npz", 12, 5)
     options = [
         f"--data.root={path}", "--data.size=[16, 16]", "--data.batch_size=4", "--data.eval_batch_size=2",
-        "--data.augment.scale=[1.0, 1.5]", "--data.fractions={train: 0.6, val: 0.4}", "--model.channels=[8, 16]",
+        "--data.augment.scale=[1.0, 1.5]", "--data.fractions={train: 0.6, val: 0.4}", "--backbone.channels=[8, 16]",
         "--model.experts=6", "--model.latent=2", "--trainer.epochs=2", "--trainer.check_every=1",
-        "--trainer.accelerator=cpu", "--schedules.group_threshold.values=[0.9]",
-        "--schedules.capacity.values=[0.2, 1.0]",
+        "--trainer.accelerator=cpu", "--model.group_threshold=0.9",
+        "--model.capacity.values=[0.2, 1.0]",
     ]  # fmt: skip
     train(parse(options, "camvid"), place / "run", quiet=True, command=["ambiseg", "train", "camvid"])
     return place / "run"
 
 
-def test_modes_are_evaluated_and_reported(street_run, tmp_path):
+def test_modes_are_evaluated(street_run, tmp_path):
     found = evaluate(street_run, samples=(4, 6), accelerator="cpu", quiet=True)
     modes = found.modes
     assert modes is not None
-    assert (modes["setting"], modes["images"], len(modes["ratio"])) == ("compact-6", 5, 32)
-    assert sum(modes["ratio"]) == pytest.approx(1)
-    assert sum(modes["probability"]) == pytest.approx(1)
-    assert np.array(modes["experts"]).shape == np.array(modes["nearest"]).shape == (6, 32)
-    assert sorted(k for k in modes["matching"] if k is not None) == list(range(6))
-    assert set(modes["by_setting"]) == {"standard-4", "standard-6", "compact-6"}
-    assert [flip["to"] for flip in modes["flips"]] == ["pavement2", "pedestrian2", "car2", "tree2", "road2"]
-    assert [flip["truth"] for flip in modes["flips"]] == pytest.approx([8 / 17, 7 / 17, 6 / 17, 5 / 17, 4 / 17])
+    assert (modes.setting, modes.images, len(modes.ratio)) == ("compact-6", 5, 32)
+    assert sum(modes.ratio) == pytest.approx(1)
+    assert sum(modes.probability) == pytest.approx(1)
+    assert np.array(modes.strata_iou).shape == np.array(modes.nearest).shape == (6, 32)
+    assert sorted(k for k in modes.matching if k is not None) == list(range(6))
+    assert set(modes.by_setting) == {"standard-4", "standard-6", "compact-6"}
+    assert [flip.to for flip in modes.flips] == ["pavement2", "pedestrian2", "car2", "tree2", "road2"]
+    assert [flip.truth for flip in modes.flips] == pytest.approx([8 / 17, 7 / 17, 6 / 17, 5 / 17, 4 / 17])
     found.save(tmp_path / "e.json")
-    assert Evaluation.load(tmp_path / "e.json").modes == modes
-    content = json.loads((tmp_path / "e.json").read_text())
-    del content["modes"]  # as evaluations were before
-    (tmp_path / "old.json").write_text(json.dumps(content))
-    assert Evaluation.load(tmp_path / "old.json") == replace(found, modes=None)
+    assert Evaluation.load(tmp_path / "e.json") == found
+    assert found.flipped == [(4, 11), (9, 12), (8, 13), (5, 14), (3, 15)]
+    console = Console(width=100, record=True)
+    show(found, console)
+    text = console.export_text()
+    assert "share of flipped pixels, compact 6" in text
+    assert f"{modes.found} of them are drawn most often by some expert" in text
+
+
+def test_modes_are_reported(street_run, tmp_path):
+    found = evaluate(street_run, samples=(6,), accelerator="cpu", quiet=True)
     found.save(street_run / "evaluation-test.json")
     text = report(street_run, out=tmp_path / "r.html", cases=1, samples=1, quiet=True).read_text()
     assert text.count("Experts beside their modes") in (1, 2)
     assert "pavement2" in text
     assert text.count("matched with mode") >= 6
     assert "32 modes" in text
-    assert "One digit a class: pavement, pedestrian, car, tree, road; 1 is flipped." in text
+    assert "One digit per class: pavement, pedestrian, car, tree, road; 1 is flipped." in text
     assert (tmp_path / "r-figures" / "mode-pairs.png").is_file()
-    results = Results.load(street_run / "evaluation-test.json", "test")
-    assert results.flipped == [(4, 11), (9, 12), (8, 13), (5, 14), (3, 15)]
-    colours = class_colours(results.classes, results.evaluated, results.flipped)
+    colours = class_colours(found.classes, found.evaluated, found.flipped)
     assert len(set(colours)) == 16
 
 

@@ -23,7 +23,6 @@ from ambiseg.data.splits import LeakageError, Rule, Split
 from ambiseg.settings import validate
 from tests.cases import Listed, random_cases
 
-
 LEAKING = Split({"train": ("case-0", "case-1"), "val": ("case-2",), "test": ("case-3",)}, "", Rule(declared=True))
 
 

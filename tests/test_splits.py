@@ -241,7 +241,9 @@ def test_some_cases_are_verified_without_reading_the_others(tmp_path):
     changed = Toy(map(str, range(30)), pixels={"case-7": 1})
     split.verify(changed, names=["case-3", "case-5"])
     assert changed.read == 2
-    with pytest.raises(DataError, match=r"toy: case 'case-7' has another content .* expected digest .*, found") as error:
+    with pytest.raises(
+        DataError, match=r"toy: case 'case-7' has another content .* expected digest .*, found"
+    ) as error:
         split.verify(changed, names=["case-3", "case-7"])
     assert "\n" not in str(error.value)
     with pytest.raises(DataError, match="found 1 missing: 'case-0'"):

@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -53,6 +52,7 @@ class Breaking(Listed):
 
     def state(self) -> str:
         return self._state
+
 
 @pytest.mark.parametrize("void", [False, True])
 def test_a_store_holds_what_its_source_holds(tmp_path, void):
@@ -142,8 +142,9 @@ class Doubling(Listed):
             case = replace(self[index], table=self[index].table * 2)
             yield Decoded(case, case.image_digest, observed={"most": int(case.table.max())})
 
-    def settle(self, observed: Sequence[Any]) -> None:
+    def settle(self, observed: Sequence[Any]) -> bool:
         self.classes = tuple("abcdefgh"[: max(one["most"] for one in observed) // 2 + 1])
+        return True
 
     def settled(self, case: Case, observed: Any) -> Case:
         assert observed["most"] == case.table.max()

@@ -1,4 +1,4 @@
-"""``ambiseg evaluate``: every number about a trained model, or about masks that another tool made."""
+"""``ambiseg evaluate``: all scores of a trained model, or of masks that another tool made."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ambiseg.evaluation import Evaluation
+    from ambiseg.evaluation.results import Evaluation, Interval, Modes, Strata
 
 EXAMPLES = """\
 examples:
-  ambiseg evaluate runs/demo                                the test part, 16 masks an image
+  ambiseg evaluate runs/demo                                the test part, 16 masks per image
   ambiseg evaluate runs/demo --split val --samples 16 50 100
   ambiseg evaluate runs/demo --form standard --protocol kohl2018
   ambiseg evaluate runs/demo --devices 4                    four processes; the numbers are the same
   ambiseg evaluate runs/mine --root /new/place/of/scans     the data have moved
   ambiseg evaluate --predictions masks/ --truth scans/      masks that predict or another tool wrote
 
-Of a run, RUN/evaluation-SPLIT.json and .csv are written; of mask files nothing, unless --out names a file.
-Predicted masks are what `ambiseg predict` wrote; or DIR/SAMPLE/CASE.png or DIR/CASE/SAMPLE.png, in any format that a
-data folder may hold, or DIR/CASE.png where there is one a case; or DIR/CASE.npz of a MaskDistribution.
-DIR/weights.json {"CASE": {"SAMPLE": 0.5}} makes some likelier than others.
+For a run, RUN/evaluation-SPLIT.json and .csv are written; for mask files nothing, unless --out names a file.
+Predicted masks are what `ambiseg predict` wrote; or DIR/SAMPLE/CASE.png or DIR/CASE/SAMPLE.png, in any format of a
+data folder, or DIR/CASE.png for one mask per case; or DIR/CASE.npz of a MaskDistribution.
+DIR/weights.json {"CASE": {"SAMPLE": 0.5}} gives them weights.
 """
 
 TITLES: dict[str, str] = {
@@ -44,56 +44,53 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
         "evaluate",
         help="score a trained model, or masks of any other tool",
         description="Score a trained model on a part of its data: GED, matched IoU, calibration, diversity, entropy\n"
-        "and use of the experts, for each image and on average, with 95 % intervals over patients, and by\n"
-        "how many readers drew anything.",
+        "and the weights of its strata, for each image and on average, with 95 % intervals over patients,\n"
+        "and by how many readers drew anything.",
         epilog=EXAMPLES,
         formatter_class=formatter,
         allow_abbrev=False,
     )
     made.add_argument("model", nargs="?", metavar="RUN", help="the folder of a run, or demo")
-    made.add_argument("--split", metavar="PART", help="train, val or test (default: test; of files: all)")
-    made.add_argument("--samples", nargs="+", type=int, metavar="N", help="masks an image (default: 16)")
+    made.add_argument("--split", metavar="PART", help="train, val or test (default: test; for files: all)")
+    made.add_argument("--samples", nargs="+", type=int, metavar="N", help="masks per image (default: 16)")
     made.add_argument("--form", nargs="+", metavar="FORM", help="standard, compact (default: all that the method has)")
-    made.add_argument("--protocol", metavar="NAME", help="whose way of scoring (default: the run's; of files: mose)")
+    made.add_argument("--protocol", metavar="NAME", help="how masks are scored (default: the run's; for files: mose)")
     made.add_argument("--which", choices=("best", "last"), help="which weights (default: best)")
-    made.add_argument("--seed", type=int, metavar="S", help="of the masks that are drawn (default: 0)")
+    made.add_argument("--seed", type=int, metavar="S", help="seed of the draws (default: 0)")
     made.add_argument("--root", metavar="DIR", help="where the run's data are now")
-    made.add_argument("--batch-size", type=int, metavar="B", help="images at a time; another number makes other draws")
+    made.add_argument("--batch-size", type=int, metavar="B", help="images per batch; another number makes other draws")
     made.add_argument("--workers", type=int, metavar="W", help="processes that load data")
     made.add_argument("--accelerator", metavar="KIND", help="cpu, gpu … (default: the best there is)")
     made.add_argument("--devices", metavar="D", help="how many, or which: 2, 0,3 (default: 1)")
     made.add_argument("--num-nodes", type=int, metavar="M", help="machines (default: 1)")
-    made.add_argument("--threads", type=int, metavar="T", help="of a process; may change a last digit (default: 1)")
+    made.add_argument("--threads", type=int, metavar="T", help="per process; may change the last digit (default: 1)")
     made.add_argument("--predictions", metavar="DIR", help="score these masks instead of a run")
-    made.add_argument("--truth", metavar="DIR", help="what the readers drew, for --predictions")
+    made.add_argument("--truth", metavar="DIR", help="the readers' masks, for --predictions")
     made.add_argument("--out", metavar="FILE", help="write the JSON here, and the CSV beside it")
     made.add_argument("--json", action="store_true", help="print the JSON instead of tables")
     made.add_argument("--quiet", action="store_true", help="print nothing but errors")
     made.set_defaults(run=_evaluate)
 
 
-_OF_RUNS = (
-    "samples", "form", "which", "seed", "root", "batch_size", "workers", "accelerator", "devices", "num_nodes",
-    "threads",
-)  # fmt: skip
+_OPTIONS = ("split", "samples", "protocol", "which", "seed", "accelerator", "devices", "num_nodes", "threads", "quiet")
+_DATA = {"root": "root", "batch_size": "eval_batch_size", "workers": "workers"}  # settings of the run's data
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     from ambiseg._util.errors import ConfigError
-
-    files = arguments.predictions is not None or arguments.truth is not None
-    if files and arguments.model is not None:
-        raise ConfigError("evaluate: expected RUN, or --predictions and --truth, found both")
-    if files and (arguments.predictions is None or arguments.truth is None):
-        raise ConfigError("evaluate: expected --predictions and --truth together, found one of them")
-    if not files and arguments.model is None:
-        raise ConfigError("evaluate: expected the folder of a run, or --predictions DIR --truth DIR, found neither")
-    if files and (wrong := [name for name in _OF_RUNS if getattr(arguments, name) is not None]):
-        option = f"--{wrong[0].replace('_', '-')}"
-        raise ConfigError(f"evaluate: expected {option} with a RUN only, found it with --predictions")
-    found, out = _files(arguments) if files else _run(arguments)
     from ambiseg._util.processes import first_process
 
+    given = {name: value for name, value in vars(arguments).items() if value is not None}
+    if "predictions" not in given and "truth" not in given:
+        if "model" not in given:
+            raise ConfigError("evaluate: expected the folder of a run, or --predictions DIR --truth DIR, found neither")
+        found, out = _score_run(given)
+    elif "model" in given:
+        raise ConfigError("evaluate: expected RUN, or --predictions and --truth, found both")
+    elif "predictions" not in given or "truth" not in given:
+        raise ConfigError("evaluate: expected --predictions and --truth together, found one of them")
+    else:
+        found, out = _score_files(given)
     if not first_process():
         return 0
     if out is not None:
@@ -110,161 +107,140 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _files(arguments: argparse.Namespace) -> tuple[Evaluation, Path | None]:
+def _score_files(given: dict[str, Any]) -> tuple[Evaluation, Path | None]:
+    from ambiseg._util.errors import ConfigError
     from ambiseg.evaluation import evaluate_files
 
-    options = _given(arguments, "protocol", "split", "quiet")
-    found = evaluate_files(arguments.predictions, arguments.truth, **options)
-    return found, None if arguments.out is None else Path(arguments.out)
+    options = {name: given[name] for name in ("protocol", "split", "quiet") if name in given}
+    for name in (*_OPTIONS, "form", *_DATA):
+        if name in given and name not in options:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"evaluate: expected {option} with a RUN only, found it with --predictions")
+    found = evaluate_files(given["predictions"], given["truth"], **options)
+    return found, Path(given["out"]) if "out" in given else None
 
 
-def _run(arguments: argparse.Namespace) -> tuple[Evaluation, Path | None]:
+def _score_run(given: dict[str, Any]) -> tuple[Evaluation, Path | None]:
     from ambiseg._util.processes import first_process
-    from ambiseg.evaluation import evaluate
+    from ambiseg.evaluation import evaluate, evaluation_path
     from ambiseg.runs import is_shipped, open_run
 
-    run = open_run(arguments.model)
-    if not arguments.quiet and first_process():
-        print(f"evaluating {arguments.model} on its {arguments.split or 'test'} part", file=sys.stderr, flush=True)
-    data = {
-        key: value
-        for key, value in (
-            ("root", arguments.root),
-            ("eval_batch_size", arguments.batch_size),
-            ("workers", arguments.workers),
-        )
-        if value is not None
-    }
-    options = _given(
-        arguments, "split", "samples", "protocol", "which", "seed", "accelerator", "num_nodes", "threads", "quiet"
-    )
-    if arguments.devices is not None:
-        options["devices"] = int(arguments.devices) if arguments.devices.isdigit() else arguments.devices
-    found = evaluate(run, forms=arguments.form, data=data, **options)
-    if arguments.out is not None:
-        return found, Path(arguments.out)
-    return found, None if is_shipped(arguments.model) else run.folder / f"evaluation-{found.split}.json"
-
-
-def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """What the user said; the defaults are those of the functions."""
-    return {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    run = open_run(given["model"])
+    if not given["quiet"] and first_process():
+        print(f"evaluating {given['model']} on its {given.get('split', 'test')} part", file=sys.stderr, flush=True)
+    options = {name: given[name] for name in _OPTIONS if name in given}
+    if (devices := options.get("devices", "")).isdigit():
+        options["devices"] = int(devices)
+    data = {key: given[name] for name, key in _DATA.items() if name in given}
+    found = evaluate(run, forms=given.get("form"), data=data, **options)
+    if "out" in given:
+        return found, Path(given["out"])
+    return found, None if is_shipped(given["model"]) else evaluation_path(run, found.split)
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
 def show(found: Evaluation, console: Console) -> None:
-    """Print an evaluation: averages, then by how many readers drew anything, then the use of the experts."""
+    """Print an evaluation: averages, then by how many readers drew anything, then the strata and the known modes."""
+    from ambiseg._util.text import count
+
     weights = "" if found.which == "files" else f", {found.which} weights"
-    images, patients = (
-        f"{n:,} {noun}{'s' * (n != 1)}" for n, noun in ((found.images, "image"), (found.patients, "patient"))
-    )
-    title = f"{found.run}: {found.split} of {found.data}, {images} of {patients}, protocol {found.protocol}{weights}"
+    sizes = f"{count(found.images, 'image')} of {count(found.patients, 'patient')}"
+    title = f"{found.run}: {found.split} of {found.data}, {sizes}, protocol {found.protocol}{weights}"
     console.print(title, style="bold", soft_wrap=True)
     _show_averages(found, console)
     _show_buckets(found, console)
-    if found.experts is not None:
-        _show_experts(found, console)
+    if found.strata is not None:
+        _show_strata(found.strata, console)
     if found.modes is not None:
-        _show_modes(found.modes, console)
+        _show_modes(found.modes, found.strata, console)
 
 
 def _show_averages(found: Evaluation, console: Console) -> None:
     cell, last = len("0.000 [0.000, 0.000]") + 2, len("readers")
     fits = max(1, (console.width - max(map(len, TITLES.values())) - 2 - last) // cell)
-    own = {name: found.annotations[name] for name in ("diversity", "entropy")}
-    own["empty_mass"] = found.annotations["empty_share"]
+    own = {name: found.annotations[name].mean for name in ("diversity", "entropy")}
+    own["empty_mass"] = found.annotations["empty_share"].mean
     for start in range(0, len(found.settings), fits):
         part = found.settings[start : start + fits]
-        table = _table("", *(f"{s['form']} {s['samples']}" for s in part), "readers")
-        for metric, title in TITLES.items():
-            means = [_like_mean(s["ece"]) if metric == "ece" else s["metrics"][metric] for s in part]
-            table.add_row(title, *map(_interval, means), _number(own[metric]["mean"]) if metric in own else "")
-        console.print(table)
+        rows = [
+            [title, *(_interval(s.score(metric)) for s in part), _number(own[metric]) if metric in own else ""]
+            for metric, title in TITLES.items()
+        ]
+        _print_table(console, "", ["", *(f"{s.form} {s.samples}" for s in part), "readers"], rows)
         console.print()
     for setting in found.settings:
         for metric in ("ged", "matched_iou", "diversity"):
-            if lacking := found.images - setting["metrics"][metric]["count"]:
-                what = f"{setting['form']} {setting['samples']}: {lacking:,} of {found.images:,} images have no"
+            if lacking := found.images - setting.metrics[metric].count:
+                what = f"{setting.form} {setting.samples}: {lacking:,} of {found.images:,} images have no"
                 console.print(f"{what} {TITLES[metric]} under protocol {found.protocol} and are left out")
 
 
 def _show_buckets(found: Evaluation, console: Console) -> None:
     first = found.settings[0]
-    table = _table("readers", "images", "GED", "matched IoU", "diversity", "empty")
-    for bucket in first["buckets"]:
-        metrics = bucket["metrics"]
-        table.add_row(
-            str(bucket["readers"]),
-            f"{bucket['images']:,}",
-            _interval(metrics["ged"]),
-            _interval(metrics["matched_iou"]),
-            _number(metrics["diversity"]["mean"]),
-            _number(metrics["empty_mass"]["mean"]),
-        )
-    console.print(f"by how many readers drew anything, {first['form']} {first['samples']}", style="bold")
-    console.print(table)
-    empty = first["empty"]
-    if empty["correlation"] is not None:
-        text = f"probability of an empty mask and share of readers who drew nothing: r = {empty['correlation']:.2f}"
-        console.print(f"{text}, {_number(empty['error'])} apart on average", soft_wrap=True)
+    rows = [
+        [
+            str(bucket.readers),
+            f"{bucket.images:,}",
+            *(_interval(bucket.metrics[metric]) for metric in ("ged", "matched_iou")),
+            *(_number(bucket.metrics[metric].mean) for metric in ("diversity", "empty_mass")),
+        ]
+        for bucket in first.buckets
+    ]
+    title = f"by how many readers drew anything, {first.form} {first.samples}"
+    _print_table(console, title, ["readers", "images", "GED", "matched IoU", "diversity", "empty"], rows)
+    if first.empty.correlation is not None:
+        text = f"probability of an empty mask and share of readers who drew nothing: r = {first.empty.correlation:.2f}"
+        console.print(f"{text}, mean difference {_number(first.empty.error)}", soft_wrap=True)
     console.print()
 
 
-def _show_experts(found: Evaluation, console: Console) -> None:
-    experts = found.experts
-    assert experts is not None
-    buckets = experts["by_bucket"]
-    room = (console.width - 44) // 7
-    shown = buckets if len(buckets) <= room else []
-    table = _table("expert", "mean weight", " " * 12, *(str(bucket["readers"]) for bucket in shown))
-    table.columns[2].justify = "left"  # bars grow to the right
-    for k in range(experts["count"]):
-        mean = {"mean": experts["mean"][k], "low": experts["low"][k], "high": experts["high"][k]}
-        bar = f"{'█' * round(12 * experts['mean'][k]):<12}"
-        table.add_row(str(k + 1), _interval(mean), bar, *(_number(bucket["mean"][k]) for bucket in shown))
+def _show_strata(strata: Strata, console: Console) -> None:
+    shown = strata.by_bucket if len(strata.by_bucket) <= (console.width - 44) // 7 else []
+    rows = [
+        [
+            str(k + 1),
+            _interval(interval),
+            f"{'█' * round(12 * (interval.mean or 0)):<12}",
+            *(_number(bucket.mean[k]) for bucket in shown),
+        ]
+        for k, interval in enumerate(strata.intervals)
+    ]
     by = ", and by how many readers drew anything" if shown else ""
-    console.print(f"use of the experts{by}", style="bold")
-    console.print(table)
+    head = [strata.name, "mean weight", " " * 12, *(str(bucket.readers) for bucket in shown)]
+    _print_table(console, f"weight of each {strata.name}{by}", head, rows, left=(0, 2))
     console.print()
 
 
-def _show_modes(modes: dict[str, Any], console: Console) -> None:
-    table = _table("class", "becomes", "truth", "predicted")
-    for flip in modes["flips"]:
-        table.add_row(flip["class"], flip["to"], _number(flip["truth"]), _number(flip["predicted"]))
-    console.print(f"share of flipped pixels, {modes['setting'].replace('-', ' ')}", style="bold")
-    console.print(table)
-    text = f"{100 * modes['distance']:.0f} % of the probability is with the wrong of {len(modes['names'])} modes"
-    if modes.get("found") is not None:
-        text += f"; {modes['found']} of them are what some expert draws most often"
-    if modes.get("correlation") is not None:
-        text += f"; weights of experts and probabilities of their modes: r = {modes['correlation']:.2f}"
+def _show_modes(modes: Modes, strata: Strata | None, console: Console) -> None:
+    rows = [[flip.name, flip.to, _number(flip.truth), _number(flip.predicted)] for flip in modes.flips]
+    title = f"share of flipped pixels, {modes.setting.replace('-', ' ')}"
+    _print_table(console, title, ["class", "becomes", "truth", "predicted"], rows)
+    text = f"{100 * modes.distance:.0f} % of the probability is with the wrong of {len(modes.names)} modes"
+    if strata is not None and modes.found is not None:
+        text += f"; {modes.found} of them are drawn most often by some {strata.name}"
+    if strata is not None and modes.correlation is not None:
+        text += f"; weight of each {strata.name} and probability of its mode: r = {modes.correlation:.2f}"
     console.print(text, soft_wrap=True)
     console.print()
 
 
-def _table(*columns: str) -> Any:
-    from rich.table import Table
+def _print_table(
+    console: Console, title: str, head: list[str], rows: list[list[str]], left: tuple[int, ...] = (0,)
+) -> None:
+    from ambiseg._util.tables import table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
-    return table
-
-
-def _like_mean(ece: dict[str, float | None]) -> dict[str, float | None]:
-    return {"mean": ece["value"], "low": ece["low"], "high": ece["high"]}
+    if title:
+        console.print(title, style="bold")
+    console.print(table(head, rows, left))
 
 
-def _interval(mean: Any) -> str:
+def _interval(value: Interval) -> str:
     """``0.190 [0.178, 0.203]``; the mean alone where one patient gives no interval."""
-    if mean is None:
-        return ""
-    if mean["low"] is None:
-        return _number(mean["mean"])
-    return f"{_number(mean['mean'])} [{_number(mean['low'])}, {_number(mean['high'])}]"
+    if value.low is None:
+        return _number(value.mean)
+    return f"{_number(value.mean)} [{_number(value.low)}, {_number(value.high)}]"
 
 
 def _number(value: float | None) -> str:

@@ -271,8 +271,12 @@ class Cases(ABC):
                 self.origin(index),
             )
 
-    def settle(self, observed: Sequence[Any]) -> None:
-        """Called with what :meth:`decode` observed in all cases, after the last: classes are known from here on."""
+    def settle(self, observed: Sequence[Any]) -> bool:
+        """Called after the last case with what :meth:`decode` observed in all of them: classes are known from here on.
+
+        Returns whether the tables of the cases must be :meth:`settled`.
+        """
+        return False
 
     def settled(self, case: Case, observed: Any) -> Case:
         """The case with class ids in its table, once :meth:`settle` was called; its regions stay as they are."""

@@ -17,6 +17,7 @@ from ambiseg.data.intensity import Intensity
 from ambiseg.data.loader import AnnotationPolicy, Outside
 from ambiseg.data.sets.arrays import Arrays
 from ambiseg.data.sets.folder.cases import Folder
+from ambiseg.data.sets.folder.settings import FolderSettings
 from ambiseg.data.sets.nodules.cases import Nodules
 from ambiseg.data.sets.shapes import Shapes
 from ambiseg.data.sets.street.camvid import CamVid
@@ -68,8 +69,8 @@ class DataConfig(Settings):
     )
     split: str | None = Field(
         default=None,
-        description="declared (the owner's), hash (by patient), mose (as released with the paper, for LIDC) or the file "
-        "of a saved split; null: declared where the data have one, else hash",
+        description="declared (the owner's), hash (by patient), mose (as released with the paper, for LIDC) or the "
+        "file of a saved split; null: declared where the data have one, else hash",
     )
     fractions: dict[str, float] = Field(
         default_factory=lambda: {"train": 0.7, "val": 0.1, "test": 0.2},
@@ -92,8 +93,8 @@ class DataConfig(Settings):
     augment: Augment = Field(default=Augment(), description="random operations on training images")
     annotations: AnnotationPolicy = Field(
         default=None,
-        description="annotations of a training image: all; random: one, drawn for each batch; once: one, drawn once for "
-        "the whole training; the number of one; null: what the method needs",
+        description="annotations of a training image: all; random: one, drawn for each batch; once: one, drawn once "
+        "for the whole training; the number of one; null: what the method needs",
     )
     fraction: float = Field(
         default=1.0,
@@ -131,7 +132,8 @@ class DataConfig(Settings):
 def open_cases(config: DataConfig) -> Cases:
     """The data set that a configuration names. Cases are read when they are asked for."""
     dataset = DATASETS[config.name]
-    accepted = list(inspect.signature(dataset).parameters)
+    accepted = [name for name, one in inspect.signature(dataset).parameters.items() if one.kind is not one.VAR_KEYWORD]
+    accepted += FolderSettings.model_fields if dataset is Folder else []
     needs_root = config.name in NEEDS_ROOT
     if needs_root and config.root is None:
         raise DataError(f"data.root: expected the folder of the {config.name} data, found none")
@@ -139,7 +141,7 @@ def open_cases(config: DataConfig) -> Cases:
         raise DataError(f"data.root: {config.name} is part of the package and takes no folder, found {config.root!r}")
     options = {**config.options, **({} if config.extra is None else {"extra": config.extra})}
     flips = None if "flips" in accepted else options.pop("flips", None)
-    known = accepted[1:] if needs_root else accepted
+    known = [name for name in accepted[needs_root:] if name not in ("settings", "quiet", "strict")]
     if unknown := [key for key in options if key not in known]:
         expected = f"some of {', '.join(known)}" if known else "no options"
         raise DataError(f"data.options: expected {expected}, found {unknown[0]!r}{did_you_mean(unknown[0], known)}")

@@ -1,4 +1,4 @@
-"""``ambiseg.evaluate``: a run or a folder of masks in, every number about it out.
+"""``ambiseg.evaluate``: all scores of a run or of a folder of masks.
 
     images ─► Predictive ─► masks in every form ─► scores of each image ─► averages with intervals by patient
 
@@ -8,25 +8,27 @@ A run is scored by :func:`evaluate`, the masks of any other tool by :func:`evalu
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ambiseg._util.errors import ConfigError, DataError
 from ambiseg._util.processes import first_process
 from ambiseg._util.progress import reporting
-from ambiseg.data.config import DataConfig
+from ambiseg.config import Config
 from ambiseg.evaluation.files import evaluate_files
-from ambiseg.evaluation.modes import summarise_modes
-from ambiseg.evaluation.results import Evaluation, summarise
-from ambiseg.evaluation.scoring import FORMS, METRICS, Rules
+from ambiseg.evaluation.results import METRICS, Evaluation
+from ambiseg.evaluation.scoring import ScoringRules, score_batch
+from ambiseg.evaluation.summary import summarise
+from ambiseg.methods.drawing import FORMS
 from ambiseg.metrics import PROTOCOLS
 from ambiseg.runs import Run, Which, open_run
+from ambiseg.settings import validate
 
-__all__ = ["FORMS", "METRICS", "Evaluation", "evaluate", "evaluate_files", "saved"]
+__all__ = ["METRICS", "Evaluation", "evaluate", "evaluate_files", "evaluation_path", "saved_evaluation"]
 
 
 def evaluate(
@@ -47,112 +49,99 @@ def evaluate(
 ) -> Evaluation:
     """Score a trained model on a part of the data it was made with.
 
-    Features are computed once an image, and all masks are drawn from them. Batches, draws and the order of sums are
+    Features are computed once per image, and all masks are drawn from them. Batches, draws and the order of sums are
     the same in any number of processes, so the numbers are too, to the last bit.
 
     Args:
         run: the folder of a run, or ``"demo"``.
         split: a part of the run's frozen split. The data must be those that were split.
-        samples: N, numbers of masks an image.
-        forms: ``standard`` (N equally likely masks) and ``compact`` (the same number of every expert, weighted; as
-            close to N as the number of experts allows). ``None``: all that the method and the protocol have.
-        protocol: a key of ``PROTOCOLS``; ``None`` takes the run's.
+        samples: numbers N of masks per image.
+        forms: ``standard`` (N equally likely masks) and ``compact`` (the same number of every stratum, weighted;
+            together as close to N as possible). ``None``: all that the method and the protocol have.
+        protocol: a key of ``PROTOCOLS``; ``None``: the run's.
         which: ``best`` or ``last`` weights.
-        seed: of the draws.
+        seed: seed of the draws.
         data: settings of :class:`~ambiseg.data.config.DataConfig` to change, such as ``root`` for data that have moved.
             Another ``eval_batch_size`` makes other draws.
-        accelerator, devices, num_nodes: as Lightning has them. With several CPU devices the calling program is started
-            once for each.
-        threads: of PyTorch in each process. More are faster, but may change a last digit; devices do not.
+        accelerator, devices, num_nodes: of Lightning's ``Trainer``. With several CPU devices the calling program is
+            started once per device.
+        threads: PyTorch's threads per process. More are faster, but may change the last digit; devices do not.
         quiet: no progress.
     """
-    rules, forms, opened = _asked(run, samples, forms, protocol)
+    opened = run if isinstance(run, Run) else open_run(run)
+    card = opened.card
+    protocol = opened.config.evaluation.protocol if protocol is None else protocol
+    rules = ScoringRules(protocol, card.evaluated, len(card.classes))
+    forms = _checked_forms(forms, protocol)
+    if not samples or min(samples) < 1:
+        raise ConfigError(f"samples: expected numbers of at least 1, found {', '.join(map(str, samples)) or 'none'}")
     if threads < 1:
         raise ConfigError(f"threads: expected at least 1, found {threads}")
-    config = _data_config(opened, data)
-    part = opened.split
-    if split not in part.parts:
-        raise ConfigError(f"{opened.folder / 'split.json'}: expected part {split!r}, found {', '.join(part.parts)}")
+    # The intensity that the run was trained with, even if the data set now recommends another.
+    changed = {**vars(opened.config.data), "intensity": card.intensity, **(data or {})}
+    config = validate(Config, {**dict(opened.config), "data": changed}).data
+    parts = opened.split
+    if split not in parts.parts:
+        raise ConfigError(f"{opened.folder / 'split.json'}: expected part {split!r}, found {', '.join(parts.parts)}")
     model = opened.model(which)
 
-    from ambiseg.evaluation.running import Part, Scoring, score
+    from ambiseg.evaluation.loop import PartData, ScoringModule, score_part
 
     silent = quiet or not first_process()
     with reporting("preparing data", silent) as report:
-        module = Part(config, split=part, part=split, progress=report)
+        module = PartData(config, split=parts, part=split, progress=report)
         try:
             module.prepare_data()
             module.setup()
-            part.verify(module.cases)
+            parts.verify(module.cases)
         except DataError as error:
             raise ConfigError(f"{opened.folder}: the data must be those that the run began with: {error}") from None
-    if tuple(module.cases.classes) != opened.card.classes:
-        expected, found = (", ".join(names) for names in (opened.card.classes, module.cases.classes))
+    if tuple(module.cases.classes) != card.classes:
+        expected, found = (", ".join(names) for names in (card.classes, module.cases.classes))
         raise ConfigError(f"{opened.folder}: expected the classes {expected}, found {found} in {module.cases.title}")
     rules = replace(rules, flips=module.cases.flips)
     with reporting("evaluating", silent) as report:
-        scoring = Scoring(model, rules, forms, samples, seed, threads, report)
-        scored, settings = score(scoring, module, accelerator=accelerator, devices=devices, num_nodes=num_nodes)
+        score = partial(score_batch, rules=rules, forms=forms, samples=samples, seed=seed)
+        scoring = ScoringModule(model.method, score, threads, report)
+        scored = score_part(scoring, module, accelerator=accelerator, devices=devices, num_nodes=num_nodes)
     return summarise(
         scored,
-        settings,
+        card.classes,
+        rules.flips,
+        card.stratum,
         run=str(opened.folder),
         split=split,
-        protocol=rules.protocol,
+        protocol=protocol,
         which=which,
         weights=opened.digest(which),
         seed=seed,
-        data=opened.card.title,
+        data=card.title,
         threads=threads,
         batch_size=config.eval_batch_size,
-        classes=list(opened.card.classes),
-        evaluated=list(opened.card.evaluated),
-        modes=summarise_modes(
-            [one.modes for one in scored if one.modes],
-            [f"{form}-{samples}" for form, samples in settings],
-            rules.flips,
-            opened.card.classes,
-            [one.case["expert_weights"] for one in scored if one.modes],
-        ),
+        evaluated=list(card.evaluated),
     )
 
 
-def saved(run: Run, split: str = "test") -> Path | None:
-    """The evaluation in a run's folder, unless it is of other weights than those that are there now."""
-    path = run.folder / f"evaluation-{split}.json"
+def evaluation_path(run: Run, split: str = "test") -> Path:
+    """Where the evaluation of a run is saved."""
+    return run.folder / f"evaluation-{split}.json"
+
+
+def saved_evaluation(run: Run, split: str = "test") -> Evaluation | None:
+    """The evaluation in a run's folder; ``None`` if there is none, or if the weights have changed since."""
+    path = evaluation_path(run, split)
     if not path.is_file():
         return None
-    try:
-        found = json.loads(path.read_bytes())
-    except ValueError:
-        return path  # whoever reads it says what is wrong with it
-    if not isinstance(found, dict) or not found.get("weights"):
-        return path
-    which = found.get("which", "best")
-    gone = not (run.folder / f"{which}.safetensors").is_file()  # numbers may outlive the weights they are of
-    return path if gone or found["weights"] == run.digest(which) else None
+    found = Evaluation.load(path, split)
+    # An evaluation stays valid when the file of its weights has been deleted.
+    if found.which == "files" or not (run.folder / f"{found.which}.safetensors").is_file():
+        return found
+    return found if found.weights == run.digest(found.which) else None
 
 
-def _asked(
-    run: str | os.PathLike[str] | Run, samples: Sequence[int], forms: Sequence[str] | None, protocol: str | None
-) -> tuple[Rules, Sequence[str], Run]:
-    if not samples or min(samples) < 1:
-        raise ConfigError(f"samples: expected numbers of at least 1, found {', '.join(map(str, samples)) or 'none'}")
+def _checked_forms(forms: Sequence[str] | None, protocol: str) -> Sequence[str]:
     for form in forms or ():
         if form not in FORMS:
             raise ConfigError(f"form: expected one of {', '.join(FORMS)}, found {form!r}")
-    opened = run if isinstance(run, Run) else open_run(run)
-    protocol = opened.config.evaluation.protocol if protocol is None else protocol
-    rules = Rules(protocol, opened.card.evaluated, len(opened.card.classes))
-    if forms is None:
-        weighted = PROTOCOLS[protocol].matching == "transport"
-        forms = [form for form in FORMS if weighted or form != "compact"]
-    return rules, forms, opened
-
-
-def _data_config(run: Run, changes: Mapping[str, Any] | None) -> DataConfig:
-    """The run's data, prepared as they were for training even if the data set now recommends something else."""
-    known = [field.name for field in fields(DataConfig)]
-    if unknown := [key for key in changes or {} if key not in known]:
-        raise ConfigError(f"data: expected some of {', '.join(known)}, found {unknown[0]!r}")
-    return replace(run.config.data, **{"intensity": run.card.intensity, **(changes or {})})
+    weighted = PROTOCOLS[protocol].matching == "transport"
+    return [form for form in FORMS if weighted or form != "compact"] if forms is None else forms

@@ -1,4 +1,7 @@
-"""What an evaluation found: averages with intervals by patient, by how many readers drew anything, and every image."""
+"""The numbers of an evaluation, from scoring to the page: one type, saved as JSON and CSV.
+
+``None`` stands for what has no value: a mean of no image, an interval of one patient.
+"""
 
 from __future__ import annotations
 
@@ -6,77 +9,208 @@ import csv
 import io
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any, Literal, TypeAlias
 
-import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import write_text
-from ambiseg.evaluation.scoring import METRICS, CaseScores, Scored
-from ambiseg.metrics import ReliabilityCurve, bootstrap
+from ambiseg.settings import read_json
 
-_FORMAT = "ambiseg.Evaluation/1"
-_RESAMPLES = 10_000  # of all images
-_FEWER = 2_000  # of a bucket: there are many of them, and their intervals are wide
+FORMAT = "ambiseg.Evaluation/2"
+_OLD = "ambiseg.Evaluation/1"
+
+METRICS = ("ged", "ged_unbiased", "matched_iou", "diversity", "entropy", "ece", "empty_mass")
+"""What every image is scored by; docs/evaluate.md defines each."""
 
 
-class Mean(TypedDict):
-    """A mean over images with its 95 % interval over patients, and how many images have a value at all.
+Number: TypeAlias = Annotated[float | None, BeforeValidator(lambda value: None if value != value else value)]
+"""A number, or ``None`` where there is no value; nan becomes ``None``."""
 
-    ``None`` stands for what is not defined: a mean of no image, an interval of one patient.
-    """
 
-    mean: float | None
-    low: float | None
-    high: float | None
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Interval(_Record):
+    """A number with its 95 % interval over patients."""
+
+    mean: Number
+    low: Number
+    high: Number
+
+
+class Mean(Interval):
+    """A mean over images, and how many images have a value."""
+
     count: int
 
 
-class Bucket(TypedDict):
-    """The images in which this many readers drew anything."""
+class Bucket(_Record):
+    """The images in which ``readers`` readers drew any evaluated class."""
 
     readers: int
     images: int
     metrics: dict[str, Mean]
-    ece: dict[str, float | None]
+    ece: Interval
 
 
-class Setting(TypedDict):
-    """One form and number of samples. ``cases[i]["scores"][f"{form}-{samples}"]`` are its scores of single images."""
+class Reliability(_Record):
+    """Pixels of all images binned by predicted probability: mean, accuracy and share of pixels of each bin."""
+
+    edges: list[float]
+    confidence: list[Number]
+    accuracy: list[Number]
+    weight: list[Number]
+
+
+class EmptyMasks(_Record):
+    """How the probability of an empty mask follows the share of readers who drew none, over images."""
+
+    correlation: Number
+    error: Number  # mean absolute difference
+
+
+class SettingScores(_Record):
+    """One form and number of samples. ``metrics`` has all of ``METRICS`` except ``ece``, which pools all pixels."""
 
     form: str
     samples: int
     metrics: dict[str, Mean]
-    ece: dict[str, float | None]  # value, low, high: of pixels pooled over all images
-    reliability: dict[str, list[float | None]]  # edges; confidence, accuracy and weight (share of pixels) of each bin
-    empty: dict[str, float | None]  # how the probability of an empty mask follows the share of readers who drew none
+    ece: Interval
+    reliability: Reliability
+    empty: EmptyMasks
     buckets: list[Bucket]
 
+    @property
+    def key(self) -> str:
+        """Its name in :attr:`CaseScores.scores`, such as ``standard-16``."""
+        return f"{self.form}-{self.samples}"
 
-@dataclass(frozen=True)
-class Evaluation:
-    """All numbers of an evaluation, in the form of its JSON. ``None`` is what has no value.
+    def score(self, metric: str) -> Interval:
+        """The average of any of ``METRICS``."""
+        return self.ece if metric == "ece" else self.metrics[metric]
+
+
+class CaseScores(_Record):
+    """One image: how its readers differ, the weights of the strata, and its scores by setting and metric."""
+
+    name: str
+    patient: str
+    readers: int  # who drew any evaluated class
+    readers_total: int
+    empty_share: Number  # weight of the readers who drew none of the evaluated classes
+    annotations: dict[str, Number]  # diversity and entropy of the readers' own masks
+    strata_weights: list[float] | None  # None for methods without strata
+    scores: dict[str, dict[str, Number]]
+
+
+class StrataBucket(_Record):
+    """Mean weights of the strata in the images in which ``readers`` readers drew any evaluated class."""
+
+    readers: int
+    images: int
+    mean: list[float]
+    empty_mass: Number
+    empty_share: Number = None
+
+
+class Strata(_Record):
+    """How often the model uses each of its strata.
 
     Attributes:
-        run, split, which, weights: what was evaluated, with a hash of its weights; of mask files, their folder,
-            ``all``, ``files`` and nothing.
-        data: what the data are.
-        protocol, seed, threads, batch_size: how. With the same of each, any number of processes finds the same.
+        name: what the method calls a stratum, such as ``expert``.
+        count: K.
+        mean, low, high: ``[K]`` mean weight of each, with its interval.
+        setting: the key of the setting that ``empty_mass`` is taken from.
+    """
+
+    name: str
+    count: int
+    mean: list[Number]
+    low: list[Number]
+    high: list[Number]
+    setting: str
+    by_bucket: list[StrataBucket]
+
+    @property
+    def intervals(self) -> list[Interval]:
+        """Mean weight and interval of each stratum."""
+        columns = zip(self.mean, self.low, self.high, strict=True)
+        return [Interval(mean=mean, low=low, high=high) for mean, low, high in columns]
+
+
+class FlipScores(_Record):
+    """How often the pixels of class ``name`` are of class ``to``: in the annotations and in the predictions."""
+
+    name: str
+    to: str
+    probability: float
+    truth: Number
+    predicted: Number
+
+
+class ModeShares(_Record):
+    """Share of the predicted masks that are nearest to each mode, and the total variation from the truth."""
+
+    ratio: list[float]
+    distance: float
+
+
+class Modes(ModeShares):
+    """Data of known modes: how likely each is, how often it is predicted, and which stratum predicts it.
+
+    Attributes:
+        setting: the key of the setting that everything but ``by_setting`` is of; compact where there is one.
+        images: number of images with a valid pixel.
+        names: of the M modes, one digit per flip; 1 is flipped.
+        probability: ``[M]`` of each mode in the annotations.
+        flips: of each class.
+        by_setting: ``ratio`` and ``distance`` of each setting.
+        strata_iou: ``[K][M]`` mean IoU of each stratum's masks with each mode; empty without strata, as are the others.
+        nearest: ``[K][M]`` share of each stratum's masks that are nearest to each mode.
+        weights: ``[K]`` mean weight of each stratum.
+        matching: ``[M]`` the stratum of each mode, from 0, one to one; ``None`` for a mode without.
+        found: number of modes that some stratum draws more often than any other mode.
+        correlation: of the probabilities of the modes and the weights of their strata.
+    """
+
+    setting: str
+    images: int
+    names: list[str]
+    probability: list[float]
+    flips: list[FlipScores]
+    by_setting: dict[str, ModeShares]
+    strata_iou: list[list[float]] = []
+    nearest: list[list[float]] = []
+    weights: list[float] = []
+    matching: list[int | None] = []
+    found: int | None = None
+    correlation: Number = None
+
+
+class Evaluation(_Record):
+    """All numbers of an evaluation.
+
+    Attributes:
+        run, split, which, weights: what was evaluated, with a hash of its weights; for mask files, their folder,
+            ``all`` or the part, ``files`` and an empty text.
+        data: the title of the data.
+        protocol, seed, threads, batch_size: how. With the same of each, any number of processes gives the same numbers.
+        images, patients: how many.
         classes, evaluated: names of the classes, and ids of those that are scored.
         annotations: ``diversity``, ``entropy`` and ``empty_share`` of the readers' own masks, to compare with.
-        settings: averages of every form and number of samples.
-        experts: mean weight of each expert, over all images and by bucket; ``None`` for methods without experts.
+        settings: averages for every form and number of samples.
+        strata: mean weight of each stratum, over all images and by bucket; ``None`` for methods without strata.
+        modes: for data of known modes; else ``None``.
         cases: every image with its scores.
-        modes: of data of known modes, :func:`ambiseg.evaluation.modes.summarise_modes`; else ``None``.
     """
 
     run: str
     split: str
     protocol: str
-    which: str
+    which: Literal["best", "last", "files"]
     weights: str
     seed: int
     data: str
@@ -87,44 +221,61 @@ class Evaluation:
     classes: list[str]
     evaluated: list[int]
     annotations: dict[str, Mean]
-    settings: list[Setting]
-    experts: dict[str, Any] | None
+    settings: list[SettingScores] = Field(min_length=1)
+    strata: Strata | None
+    modes: Modes | None = None
     cases: list[CaseScores]
-    modes: dict[str, Any] | None = None
 
-    def setting(self, form: str, samples: int) -> Setting:
+    def setting(self, form: str, samples: int) -> SettingScores:
         """The averages of one form and number of samples."""
         for setting in self.settings:
-            if (setting["form"], setting["samples"]) == (form, samples):
+            if (setting.form, setting.samples) == (form, samples):
                 return setting
-        known = ", ".join(f"{s['form']}-{s['samples']}" for s in self.settings)
+        known = ", ".join(setting.key for setting in self.settings)
         raise KeyError(f"expected one of {known}, found {form}-{samples}")
+
+    def headline(self, samples: int) -> SettingScores:
+        """The setting that models are compared by: ``samples`` draws in standard form, or the first there is."""
+        standard = [setting for setting in self.settings if setting.form == "standard"]
+        return next((s for s in standard if s.samples == samples), (standard or self.settings)[0])
+
+    @property
+    def forms(self) -> dict[str, list[SettingScores]]:
+        """Settings by form, in the order of the evaluation; of each form the smaller numbers of samples first."""
+        forms = dict.fromkeys(setting.form for setting in self.settings)
+        ordered = sorted(self.settings, key=lambda setting: setting.samples)
+        return {form: [setting for setting in ordered if setting.form == form] for form in forms}
+
+    @property
+    def flipped(self) -> list[tuple[int, int]]:
+        """Pairs of class ids of which the first becomes the second in some modes."""
+        ids = {name: i for i, name in enumerate(self.classes)}
+        flips = self.modes.flips if self.modes else []
+        return [(ids[flip.name], ids[flip.to]) for flip in flips if flip.name in ids and flip.to in ids]
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """One line a case, so that two evaluations can be compared by ``diff``."""
-        content = {"format": _FORMAT, **asdict(self)}
+        """One line per case, so that two evaluations can be compared by ``diff``."""
+        content = {"format": FORMAT, **self.model_dump()}
         cases = content.pop("cases")
         head = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
         lines = ",\n  ".join(json.dumps(case, ensure_ascii=False, allow_nan=False) for case in cases)
         return f'{head[:-2]},\n "cases": [\n  {lines}\n ]\n}}\n'
 
     def to_csv(self) -> str:
-        """One row for every image and setting; a cell without a value is empty."""
-        experts = self.experts["count"] if self.experts else 0
+        """One row per image and setting; a cell without a value is empty."""
         columns = ["name", "patient", "readers", "readers_total", "empty_share", "form", "samples", *METRICS]
-        columns += [f"expert_{k + 1}" for k in range(experts)]
+        if self.strata is not None:
+            columns += [f"{self.strata.name}_{k + 1}" for k in range(self.strata.count)]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(columns)
         for case in self.cases:
+            about = [case.name, case.patient, case.readers, case.readers_total, case.empty_share]
             for setting in self.settings:
-                form, samples = setting["form"], setting["samples"]
-                scores = case["scores"][f"{form}-{samples}"]
-                row = [case["name"], case["patient"], case["readers"], case["readers_total"], case["empty_share"]]
-                row += [form, samples, *(scores[name] for name in METRICS), *(case["expert_weights"] or [])]
-                writer.writerow(row)
+                scores = [case.scores[setting.key][metric] for metric in METRICS]
+                writer.writerow([*about, setting.form, setting.samples, *scores, *(case.strata_weights or [])])
         return text.getvalue()
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -133,182 +284,35 @@ class Evaluation:
         write_text(Path(path).with_suffix(".csv"), self.to_csv())
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> Evaluation:
-        """Read what :meth:`save` wrote; :class:`~ambiseg._util.errors.DataError` for anything else."""
-        try:
-            content = json.loads(Path(path).read_bytes())
-        except ValueError as error:
-            raise DataError(f"{os.fspath(path)}: expected an evaluation as JSON, found {error}") from None
-        found = content.pop("format", None) if isinstance(content, dict) else type(content).__name__
-        if found != _FORMAT:
-            raise DataError(f"{os.fspath(path)}: expected an evaluation of format {_FORMAT}, found {found}")
-        content.setdefault("modes", None)
-        names = [field.name for field in fields(Evaluation)]
-        if missing := [name for name in names if name not in content]:
-            raise DataError(f"{os.fspath(path)}: expected an evaluation with {missing[0]!r}, found none")
-        return Evaluation(**{name: content[name] for name in names})
+    def load(path: str | os.PathLike[str], split: str | None = None) -> Evaluation:
+        """Read what :meth:`save` wrote; :class:`DataError` for anything else, or for another split than asked for."""
+        path = Path(path)
+        content = read_json(dict[str, Any], path, path.read_bytes(), "an evaluation")
+        found = content.pop("format", None)
+        if found not in (FORMAT, _OLD):
+            raise DataError(f"{path}: expected an evaluation of format {FORMAT}, found {found}")
+        content = _migrated(content) if found == _OLD else content
+        evaluation = read_json(Evaluation, path, json.dumps(content), "an evaluation")
+        for case in evaluation.cases:
+            if missing := [s.key for s in evaluation.settings if set(case.scores.get(s.key, ())) != set(METRICS)]:
+                raise DataError(f"{path}: expected all scores of {case.name!r} in {missing[0]}, found others")
+        if split is not None and evaluation.split != split:
+            raise DataError(f"{path}: expected an evaluation of split {split}, found {evaluation.split}")
+        return evaluation
 
 
-# -- from images to averages ------------------------------------------------------------------------------------------
+def _migrated(content: dict[str, Any]) -> dict[str, Any]:
+    """Format 1, of the time when an expert was the only kind of stratum, as format 2."""
+    names = {"value": "mean", "class": "name", "expert_weights": "strata_weights"}
 
+    def renamed(value: Any) -> Any:
+        if isinstance(value, list):
+            return [renamed(item) for item in value]
+        return {names.get(k, k): renamed(v) for k, v in value.items()} if isinstance(value, dict) else value
 
-def summarise(scored: Sequence[Scored], settings: Sequence[tuple[str, int]], **about: Any) -> Evaluation:
-    """Averages of all images in the order given; ``about`` has the other fields of :class:`Evaluation`."""
-    cases = [one.case for one in scored]
-    patients = [case["patient"] for case in cases]
-    averages = [_setting(form, samples, scored) for form, samples in settings]
-    return Evaluation(
-        images=len(cases),
-        patients=len(set(patients)),
-        annotations={
-            "diversity": mean_of([case["annotations"]["diversity"] for case in cases], patients),
-            "entropy": mean_of([case["annotations"]["entropy"] for case in cases], patients),
-            "empty_share": mean_of([case["empty_share"] for case in cases], patients),
-        },
-        settings=averages,
-        experts=_experts(scored, averages),
-        cases=cases,
-        **about,
-    )
-
-
-def mean_of(values: Sequence[float | None], patients: Sequence[str], resamples: int = _RESAMPLES) -> Mean:
-    """The mean of the images that have a value, with its interval over patients.
-
-    >>> mean_of([0.1, 0.3, None], ["ann", "bob", "bob"])["count"]
-    2
-    """
-    numbers = _numbers(values)
-    interval = bootstrap(numbers, patients, resamples=resamples)
-    low, high = _plain([interval.low, interval.high])
-    return Mean(mean=_plain([interval.mean])[0], low=low, high=high, count=int((~np.isnan(numbers)).sum()))
-
-
-def _setting(form: str, samples: int, scored: Sequence[Scored]) -> Setting:
-    key = f"{form}-{samples}"
-    cases = [one.case for one in scored]
-    pooled = _pool(scored, key)
-    bins = len(pooled.count)
-
-    def averages(chosen: Sequence[Scored], resamples: int) -> dict[str, Mean]:
-        who = [one.case["patient"] for one in chosen]
-        return {
-            metric: mean_of([one.case["scores"][key][metric] for one in chosen], who, resamples)
-            for metric in METRICS
-            if metric != "ece"  # whose average is that of the pooled pixels
-        }
-
-    mass = _numbers([case["scores"][key]["empty_mass"] for case in cases])
-    share = _numbers([case["empty_share"] for case in cases])
-    return Setting(
-        form=form,
-        samples=samples,
-        metrics=averages(scored, _RESAMPLES),
-        ece=_pooled_ece(scored, key, _RESAMPLES),
-        reliability={
-            "edges": [i / bins for i in range(bins + 1)],
-            "confidence": _plain(pooled.confidence.tolist()),
-            "accuracy": _plain(pooled.accuracy.tolist()),
-            "weight": _plain((pooled.count.double() / pooled.total).tolist()),
-        },
-        empty={"correlation": _correlation(mass, share), "error": _finite_mean(np.abs(mass - share))},
-        buckets=[
-            Bucket(
-                readers=readers,
-                images=len(chosen),
-                metrics=averages(chosen, _FEWER),
-                ece=_pooled_ece(chosen, key, _FEWER),
-            )
-            for readers, chosen in _buckets(scored)
-        ],
-    )
-
-
-def _buckets(scored: Sequence[Scored]) -> list[tuple[int, list[Scored]]]:
-    found = sorted({one.case["readers"] for one in scored})
-    return [(readers, [one for one in scored if one.case["readers"] == readers]) for readers in found]
-
-
-def _pool(scored: Sequence[Scored], key: str) -> ReliabilityCurve:
-    """All pixels together, added up in the order of the images."""
-    pooled = scored[0].curves[key]
-    for one in scored[1:]:
-        pooled = pooled + one.curves[key]
-    return pooled
-
-
-def _experts(scored: Sequence[Scored], settings: Sequence[Setting]) -> dict[str, Any] | None:
-    if any(one.case["expert_weights"] is None for one in scored):
-        return None
-    # The compact form knows each expert's masks best; without it the largest number of draws does.
-    best = max(settings, key=lambda setting: (setting["form"] == "compact", setting["samples"]))
-    key = f"{best['form']}-{best['samples']}"
-
-    def weights(chosen: Sequence[Scored]) -> np.ndarray:
-        return np.array([one.case["expert_weights"] for one in chosen], np.float64)
-
-    patients = [one.case["patient"] for one in scored]
-    usage = [mean_of(column.tolist(), patients) for column in weights(scored).T]
-    return {
-        "count": len(usage),
-        "mean": [expert["mean"] for expert in usage],
-        "low": [expert["low"] for expert in usage],
-        "high": [expert["high"] for expert in usage],
-        "setting": key,  # that empty_mass is of
-        "by_bucket": [
-            {
-                "readers": readers,
-                "images": len(chosen),
-                "mean": weights(chosen).mean(0).tolist(),
-                "empty_mass": _finite_mean(_numbers([one.case["scores"][key]["empty_mass"] for one in chosen])),
-                "empty_share": _finite_mean(_numbers([one.case["empty_share"] for one in chosen])),
-            }
-            for readers, chosen in _buckets(scored)
-        ],
-    }
-
-
-def _pooled_ece(scored: Sequence[Scored], key: str, resamples: int) -> dict[str, float | None]:
-    """ECE of all pixels together, and its interval: whole patients are drawn anew, and their pixels pooled again."""
-    value = _plain([_pool(scored, key).ece])[0]
-    number = {patient: i for i, patient in enumerate(dict.fromkeys(one.case["patient"] for one in scored))}
-    if len(number) < 2 or value is None:
-        return {"value": value, "low": None, "high": None}
-    gaps, totals = np.zeros((len(number), len(scored[0].curves[key].count))), np.zeros(len(number))
-    for one in scored:
-        curve, i = one.curves[key], number[one.case["patient"]]
-        gaps[i] += (curve.confidence_sum - curve.accuracy_sum).numpy()
-        totals[i] += float(curve.total)
-    rng, size = np.random.default_rng(0), len(number)
-    equal, found = np.full(size, 1 / size), []
-    for start in range(0, resamples, step := max(1, 2**20 // size)):  # a block of draws at a time: bounded memory
-        times = rng.multinomial(size, equal, size=min(step, resamples - start))
-        # Sums, not a product of matrices, whose last digit depends on the number of threads.
-        pixels = (times * totals).sum(1)
-        apart = sum(np.abs((times * gap).sum(1)) for gap in gaps.T)
-        found.append((apart / np.maximum(pixels, 1))[pixels > 0])
-    low, high = np.quantile(np.concatenate(found), [0.025, 0.975]).tolist()
-    return {"value": value, "low": low, "high": high}
-
-
-def _correlation(x: np.ndarray, y: np.ndarray) -> float | None:
-    """Pearson's, over the images that have both; ``None`` where one of them does not vary."""
-    both = ~(np.isnan(x) | np.isnan(y))
-    x, y = x[both], y[both]
-    if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return None
-    x, y = x - x.mean(), y - y.mean()
-    return float((x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum()))
-
-
-def _finite_mean(values: np.ndarray) -> float | None:
-    values = values[~np.isnan(values)]
-    return float(values.mean()) if len(values) else None
-
-
-def _numbers(values: Sequence[float | None]) -> np.ndarray:
-    return np.array([np.nan if value is None else value for value in values], np.float64)
-
-
-def _plain(values: Any) -> list[float | None]:
-    return [None if value != value else float(value) for value in values]
+    content = renamed(content)
+    experts, modes = content.pop("experts", None), content.get("modes")
+    content["strata"] = {"name": "expert", **experts} if isinstance(experts, dict) else experts
+    if isinstance(modes, dict):
+        modes["strata_iou"] = modes.pop("experts", [])
+    return content

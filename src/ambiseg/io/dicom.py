@@ -81,16 +81,6 @@ def _header(file: Path) -> Any:
         raise FileError.of("E105", file, f"expected an image or a label map, found a DICOM {modality} object", fix)
     if "Rows" not in header or "Columns" not in header:
         raise FileError.of("E204", file, f"expected an image, found {modality} without pixels")
-    syntax = getattr(header.file_meta, "TransferSyntaxUID", None)
-    if syntax is not None and syntax.is_encapsulated:
-        from pydicom.pixels.decoders.base import get_decoder
-
-        try:
-            decoder = get_decoder(syntax)
-        except NotImplementedError:
-            raise FileError.of("E202", file, f"expected a known compression, found {syntax.name}") from None
-        if not decoder.is_available:
-            raise FileError.of("E202", file, f"expected a DICOM that can be decoded, found {syntax.name}", _DECODE)
     return header
 
 
@@ -180,10 +170,10 @@ def _pixels(file: _File, frame: int, options: ReadOptions) -> np.ndarray:
     header = file.header
     try:
         pixels = pixel_array(file.path, index=frame if file.frames > 1 else None)
-    except RuntimeError as error:
-        if "plugin" not in str(error):
+    except (RuntimeError, NotImplementedError) as error:
+        if not isinstance(error, NotImplementedError) and "plugin" not in str(error):
             raise
-        found = header.file_meta.TransferSyntaxUID.name  # there is a decoder, but not for this variant
+        found = header.file_meta.TransferSyntaxUID.name
         message = f"expected a DICOM that can be decoded, found {found}"
         raise FileError.of("E202", file.path, message, _DECODE) from None
     if _has_palette(header, options):

@@ -14,9 +14,8 @@ from ambiseg.io.dicom import open_dicom
 from ambiseg.io.errors import FileError
 from ambiseg.io.formats import FORMATS, UNREAD, format_of, suffix_of
 from ambiseg.io.nifti import open_nifti
-from ambiseg.io.pictures import open_picture
+from ambiseg.io.pictures import open_picture, open_tiff
 from ambiseg.io.source import ReadOptions, Source, guard, once
-from ambiseg.io.tiff import open_tiff
 
 OPENERS: dict[str, Callable[[Path, ReadOptions], Source]] = {
     "PNG": open_picture,
@@ -32,8 +31,8 @@ OPENERS: dict[str, Callable[[Path, ReadOptions], Source]] = {
 def open_source(path: Path, options: ReadOptions | None = None) -> Source:
     """Read the header of a file, or of a folder of DICOM slices. Raises a ``FileError`` that names it.
 
-    Pictures (PNG, JPEG, BMP, TIFF of one page) are decoded at once, other files of one slice on the first ``read``; both
-    keep the pixels.
+    Pictures (PNG, JPEG, BMP, TIFF of one page) are decoded at once, other files of one slice on the first ``read``;
+    both keep the pixels.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "a.npy"

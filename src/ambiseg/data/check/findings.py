@@ -81,7 +81,7 @@ def _odd_readers(statistics: Statistics, file_of: FileOf, broken: set[str]) -> I
             if not any(unread):  # else the slices with marks may be those that could not be read
                 message = f"expected marks, found {count(counts.images, 'mask')} without any"
                 yield Problem("W405", f"reader {reader}", message)
-    means = {reader: c.mean_iou for reader, c in by_reader.items() if c.pairs and c.empty < c.images}
+    means = {reader: c.mean_iou for reader, c in by_reader.items() if c.ious and c.empty < c.images}
     usual = float(np.median(list(means.values()))) if len(means) > 2 else 0.0
     for reader, mean in means.items():
         if mean < usual / 2:

@@ -46,17 +46,15 @@ class ClassCount:
 
 @dataclass
 class ReaderCount:
-    """One reader: images, empty masks, and the sum and number of IoUs with other readers."""
+    """One reader: images, empty masks, and IoUs with other readers' masks where one of both marked something."""
 
     images: int = 0
     empty: int = 0
-    iou: float = 0.0
-    pairs: int = 0
+    ious: list[float] = field(default_factory=list)
 
     @property
     def mean_iou(self) -> float:
-        """Over all other masks of the same images, without pairs where neither reader marked anything."""
-        return self.iou / self.pairs if self.pairs else float("nan")
+        return _mean(self.ious)
 
 
 @dataclass
@@ -109,7 +107,7 @@ class Statistics:
         empty = np.asarray(~np.isin(table, self.evaluated).any(0))
         agree, marked = _pairwise_iou(table, area, self.evaluated)
         self._add_readers(case.readers, table, empty, marked)
-        several, upper = len(case.readers) > 1, np.triu_indices(len(case.readers), 1)
+        upper = np.triu_indices(len(case.readers), 1)
         if np.isfinite(marked[upper]).any():
             self.marked_ious.append(float(np.nanmean(marked[upper])))
         self.weighted += case.weights is not None
@@ -122,7 +120,7 @@ class Statistics:
                 size=case.size,
                 readers=case.readers,
                 empty=int(empty.sum()),
-                iou=float(agree[upper].mean()) if several else float("nan"),
+                iou=_mean(agree[upper]),
                 differing=float(area[differs].sum() / max(area.sum(), 1)),
                 apart=_reader_apart(marked, empty, case.readers),
             )
@@ -154,8 +152,7 @@ class Statistics:
             counts.images += 1
             counts.empty += int(empty[i])
             others = np.delete(marked[i], i)
-            counts.iou += float(np.nansum(others))
-            counts.pairs += int(np.isfinite(others).sum())
+            counts.ious += others[np.isfinite(others)].tolist()
             for j in range(i + 1, len(readers)):
                 self.together[reader, readers[j]] += 1
                 self.identical[reader, readers[j]] += int((table[:, i] == table[:, j]).all())
@@ -273,7 +270,7 @@ def _pairwise_iou(table: np.ndarray, area: np.ndarray, classes: Sequence[int]) -
         ious.append(np.divide(both, union, out=np.full_like(both, np.nan), where=union > 0))
     stacked = np.stack(ious)
     there = np.isfinite(stacked)
-    marked = np.where(there, stacked, 0).sum(0) / np.where(there.any(0), there.sum(0), np.nan)
+    marked = np.nansum(stacked, 0) / np.where(there.any(0), there.sum(0), np.nan)
     return np.where(there, stacked, 1).mean(0), marked
 
 

@@ -21,7 +21,6 @@ VOID = "void"  # what a value or a colour is mapped to that counts nowhere
 Axes: TypeAlias = Literal["HW", "HWC", "CHW", "DHW", "DHWC", "DCHW"]
 AXES: tuple[str, ...] = get_args(Axes)
 Target: TypeAlias = int | str  # a class id, or VOID
-Labels: TypeAlias = str | Mapping[str, Target]
 
 
 class FolderSettings(Settings):
@@ -58,7 +57,7 @@ class FolderSettings(Settings):
     intensity: Intensity | None = Field(default=None, description="how raw values become the network's input")
     patient: str | None = Field(
         default=None,
-        description="a regular expression on a case's name; its first group, or else all that it matches, is the patient",
+        description="a regular expression on a case's name; the patient is its first group, or else the whole match",
     )
     images: str | None = Field(default=None, description="the images' folder")
     masks: str | None = Field(default=None, description="the masks' folder")

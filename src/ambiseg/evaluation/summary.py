@@ -1,0 +1,289 @@
+"""From the scores of single images to averages: with intervals by patient, by bucket of readers, and by mode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ambiseg.data.case import Flip
+from ambiseg.data.sets.street.flips import happening, mode_weights
+from ambiseg.evaluation.modes import ModeScores
+from ambiseg.evaluation.results import (
+    METRICS,
+    Bucket,
+    EmptyMasks,
+    Evaluation,
+    FlipScores,
+    Interval,
+    Mean,
+    Modes,
+    ModeShares,
+    Reliability,
+    SettingScores,
+    Strata,
+    StrataBucket,
+)
+from ambiseg.evaluation.scoring import ScoredCase
+from ambiseg.metrics import ReliabilityCurve, bootstrap
+
+_RESAMPLES = 10_000  # of all images
+_BUCKET_RESAMPLES = 2_000  # there are many buckets, and their intervals are wide
+
+
+def summarise(
+    scored: Sequence[ScoredCase],
+    classes: Sequence[str],
+    flips: Sequence[Flip] = (),
+    stratum: str = "stratum",
+    **about: Any,
+) -> Evaluation:
+    """Averages of all images in the order given.
+
+    Args:
+        scored: every image, all in the same settings.
+        classes: names of the classes.
+        flips: the flips that make the modes, for data of known modes.
+        stratum: what the method calls a stratum.
+        about: the other fields of :class:`Evaluation`.
+    """
+    among = [one for one in scored if one.modes]
+    cases = [one.scores for one in scored]
+    patients = [case.patient for case in cases]
+    settings = [_setting(key, scored) for key in cases[0].scores]
+    return Evaluation(
+        images=len(cases),
+        patients=len(set(patients)),
+        annotations={
+            "diversity": mean_of([case.annotations["diversity"] for case in cases], patients),
+            "entropy": mean_of([case.annotations["entropy"] for case in cases], patients),
+            "empty_share": mean_of([case.empty_share for case in cases], patients),
+        },
+        settings=settings,
+        strata=_strata(stratum, scored, settings),
+        modes=summarise_modes(
+            [one.modes for one in among], flips, classes, [one.scores.strata_weights for one in among]
+        ),
+        classes=list(classes),
+        cases=cases,
+        **about,
+    )
+
+
+def mean_of(values: Sequence[float | None], patients: Sequence[str], resamples: int = _RESAMPLES) -> Mean:
+    """The mean of the images that have a value, with its interval over patients.
+
+    >>> mean_of([0.1, 0.3, None], ["ann", "bob", "bob"]).count
+    2
+    """
+    numbers = _array(values)
+    interval = bootstrap(numbers, patients, resamples=resamples)
+    count = int((~np.isnan(numbers)).sum())
+    return Mean(mean=interval.mean, low=interval.low, high=interval.high, count=count)
+
+
+def _setting(key: str, scored: Sequence[ScoredCase]) -> SettingScores:
+    form, _, samples = key.rpartition("-")
+    pooled = _pool(scored, key)
+    bins = len(pooled.count)
+
+    def averages(chosen: Sequence[ScoredCase], resamples: int) -> dict[str, Mean]:
+        patients = [one.scores.patient for one in chosen]
+        return {
+            metric: mean_of([one.scores.scores[key][metric] for one in chosen], patients, resamples)
+            for metric in METRICS
+            if metric != "ece"  # which pools the pixels of all images
+        }
+
+    mass, share = _empty(scored, key)
+    return SettingScores(
+        form=form,
+        samples=int(samples),
+        metrics=averages(scored, _RESAMPLES),
+        ece=_pooled_ece(scored, key, _RESAMPLES),
+        reliability=Reliability(
+            edges=[i / bins for i in range(bins + 1)],
+            confidence=pooled.confidence.tolist(),
+            accuracy=pooled.accuracy.tolist(),
+            weight=(pooled.count.double() / pooled.total).tolist(),
+        ),
+        empty=EmptyMasks(correlation=_correlation(mass, share), error=_finite_mean(np.abs(mass - share))),
+        buckets=[
+            Bucket(
+                readers=readers,
+                images=len(chosen),
+                metrics=averages(chosen, _BUCKET_RESAMPLES),
+                ece=_pooled_ece(chosen, key, _BUCKET_RESAMPLES),
+            )
+            for readers, chosen in _buckets(scored)
+        ],
+    )
+
+
+def _empty(scored: Sequence[ScoredCase], key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Of each image: probability of an empty mask, and share of the readers who drew none of the classes."""
+    mass = _array([one.scores.scores[key]["empty_mass"] for one in scored])
+    return mass, _array([one.scores.empty_share for one in scored])
+
+
+def _buckets(scored: Sequence[ScoredCase]) -> list[tuple[int, list[ScoredCase]]]:
+    found = sorted({one.scores.readers for one in scored})
+    return [(readers, [one for one in scored if one.scores.readers == readers]) for readers in found]
+
+
+def _pool(scored: Sequence[ScoredCase], key: str) -> ReliabilityCurve:
+    """All pixels together, added up in the order of the images."""
+    pooled = scored[0].curves[key]
+    for one in scored[1:]:
+        pooled = pooled + one.curves[key]
+    return pooled
+
+
+def _strata(name: str, scored: Sequence[ScoredCase], settings: Sequence[SettingScores]) -> Strata | None:
+    if any(one.scores.strata_weights is None for one in scored):
+        return None
+    # The compact form has masks of every stratum; without it, the largest number of draws has most of them.
+    key = max(settings, key=lambda setting: (setting.form == "compact", setting.samples)).key
+
+    def weights(chosen: Sequence[ScoredCase]) -> np.ndarray:
+        return np.array([one.scores.strata_weights for one in chosen], np.float64)
+
+    def bucket(readers: int, chosen: Sequence[ScoredCase]) -> StrataBucket:
+        mass, share = map(_finite_mean, _empty(chosen, key))
+        mean = weights(chosen).mean(0).tolist()
+        return StrataBucket(readers=readers, images=len(chosen), mean=mean, empty_mass=mass, empty_share=share)
+
+    patients = [one.scores.patient for one in scored]
+    usage = [mean_of(column.tolist(), patients) for column in weights(scored).T]
+    return Strata(
+        name=name,
+        count=len(usage),
+        mean=[stratum.mean for stratum in usage],
+        low=[stratum.low for stratum in usage],
+        high=[stratum.high for stratum in usage],
+        setting=key,
+        by_bucket=[bucket(*one) for one in _buckets(scored)],
+    )
+
+
+def _pooled_ece(scored: Sequence[ScoredCase], key: str, resamples: int) -> Interval:
+    """ECE of all pixels together, and its interval: whole patients are resampled, and their pixels pooled again."""
+    value = _pool(scored, key).ece
+    number = {patient: i for i, patient in enumerate(dict.fromkeys(one.scores.patient for one in scored))}
+    if len(number) < 2 or np.isnan(value):
+        return Interval(mean=value, low=None, high=None)
+    gaps, totals = np.zeros((len(number), len(scored[0].curves[key].count))), np.zeros(len(number))
+    for one in scored:
+        curve, i = one.curves[key], number[one.scores.patient]
+        gaps[i] += (curve.confidence_sum - curve.accuracy_sum).numpy()
+        totals[i] += float(curve.total)
+    rng, size = np.random.default_rng(0), len(number)
+    equal, found = np.full(size, 1 / size), []
+    for start in range(0, resamples, step := max(1, 2**20 // size)):  # in blocks, to bound memory
+        times = rng.multinomial(size, equal, size=min(step, resamples - start))
+        # Sums, because the last digit of a matrix product depends on the number of threads.
+        pixels = (times * totals).sum(1)
+        apart = sum(np.abs((times * gap).sum(1)) for gap in gaps.T)
+        found.append((apart / np.maximum(pixels, 1))[pixels > 0])
+    low, high = np.quantile(np.concatenate(found), [0.025, 0.975]).tolist()
+    return Interval(mean=value, low=low, high=high)
+
+
+# -- modes ------------------------------------------------------------------------------------------------------------
+
+
+def summarise_modes(
+    scored: Sequence[dict[str, ModeScores]],
+    flips: Sequence[Flip],
+    classes: Sequence[str],
+    strata_weights: Sequence[Sequence[float] | None],
+) -> Modes | None:
+    """The part ``modes`` of an evaluation, from each image's scores by setting, in the order of the images."""
+    if not scored or not flips:
+        return None
+    settings = list(scored[0])
+    chosen = next((key for key in settings if scored[0][key].nearest is not None), settings[-1])
+    truth = mode_weights(flips)
+    parts = [one[chosen] for one in scored]
+
+    def shares(key: str) -> ModeShares:
+        ratio = np.mean([one[key].ratio for one in scored], 0)
+        return ModeShares(ratio=ratio.tolist(), distance=float(np.abs(ratio - truth).sum() / 2))
+
+    flipped, either, true_flipped, true_either = (
+        np.sum([getattr(part, name) for part in parts], 0)
+        for name in ("flipped", "either", "true_flipped", "true_either")
+    )
+    by_setting = {key: shares(key) for key in settings}
+    strata = [(part.nearest, part.iou) for part in parts if part.nearest is not None and part.iou is not None]
+    weights = [weights for weights in strata_weights if weights is not None]
+    matched: dict[str, Any] = {}
+    if len(strata) == len(weights) == len(parts):
+        nearest, iou = (np.mean(values, 0) for values in zip(*strata, strict=True))
+        matched = _match(nearest, iou, np.mean(weights, 0), truth)
+    return Modes(
+        setting=chosen,
+        images=len(scored),
+        names=["".join(str(int(bit)) for bit in row) for row in happening(len(flips))],
+        probability=truth.tolist(),
+        **by_setting[chosen].model_dump(),
+        flips=[
+            FlipScores(
+                name=classes[flip.source],
+                to=classes[flip.target],
+                probability=flip.probability,
+                truth=_share(true_flipped[f], true_either[f]),
+                predicted=_share(flipped[f], either[f]),
+            )
+            for f, flip in enumerate(flips)
+        ],
+        by_setting=by_setting,
+        **matched,
+    )
+
+
+def _match(nearest: np.ndarray, iou: np.ndarray, weights: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
+    """Strata and modes, one to one, so that as many masks as possible are nearest to the modes of their strata."""
+    from scipy.optimize import linear_sum_assignment
+
+    # Shares decide; IoU decides between modes of equal shares.
+    strata, modes = linear_sum_assignment(nearest + 1e-3 * iou, maximize=True)
+    matching: list[int | None] = [None] * nearest.shape[1]
+    for stratum, mode in zip(strata.tolist(), modes.tolist(), strict=True):
+        matching[mode] = stratum
+    order = np.argsort(modes)
+    return {
+        "strata_iou": iou.tolist(),
+        "nearest": nearest.tolist(),
+        "weights": weights.tolist(),
+        "matching": matching,
+        "found": len(set(nearest.argmax(1).tolist())),
+        "correlation": _correlation(weights[strata[order]], truth[modes[order]]),
+    }
+
+
+def _share(part: float, whole: float) -> float | None:
+    return float(part / whole) if whole > 0 else None
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def _correlation(x: np.ndarray, y: np.ndarray) -> float | None:
+    """Pearson's, of the pairs that have both values; ``None`` where one of them does not vary."""
+    both = ~(np.isnan(x) | np.isnan(y))
+    x, y = x[both], y[both]
+    if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None
+    x, y = x - x.mean(), y - y.mean()
+    return float((x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum()))
+
+
+def _finite_mean(values: np.ndarray) -> float | None:
+    values = values[~np.isnan(values)]
+    return float(values.mean()) if len(values) else None
+
+
+def _array(values: Sequence[float | None]) -> np.ndarray:
+    return np.array([np.nan if value is None else value for value in values], np.float64)
