@@ -31,7 +31,7 @@ def check_partners(
     """An error where a file has no partner of the same key; ``wanted(key, file)`` is the path of the partner."""
     if alone := [key for key in files if key not in partners]:
         file = files[alone[0]]
-        more = f" and {len(alone) - 1:,} more are missing" if len(alone) > 1 else ""
+        more = f" ({len(alone) - 1:,} more are missing)" if len(alone) > 1 else ""
         belongs = f"{file.parent.name}/{file.name}"
         raise DataError(
             f"{wanted(alone[0], file)}: expected the file that belongs to {belongs}, found none{more}{hint}"
