@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable
 
 import torch
 
 from ambiseg.config import parse
 from ambiseg.data.augment import Augment
-from ambiseg.data.loader import Loader, Tickets, Window
+from ambiseg.data.loader import BatchSampler, Loader, Window
 from ambiseg.data.sets.nodules.cases import Nodules
 from ambiseg.data.store import Store
 from ambiseg.regions import partition
@@ -28,23 +29,23 @@ def main() -> None:
     print("data: loading and augmenting")
     source = Nodules(size=96)
     source.names, source.patients = source.names[:CASES], source.patients[:CASES]  # enough to measure on
-    store = Store.build(source)
-    tickets = list(Tickets(range(CASES), BATCH, shuffle=True))
+    store = Store.build(source, tempfile.mkdtemp())
+    specs = list(BatchSampler(range(CASES), BATCH, shuffle=True))
     rows, shares = [], []
     step = _step_seconds(store)
     for name, augment in ARMS.items():
         loader = Loader(store, source.intensity, Window((64, 64)), augment)
 
         def ours(loader: Loader = loader) -> None:
-            for ticket in tickets:
-                _ = loader[ticket]
+            for spec in specs:
+                _ = loader[spec]
 
         def plain(augment: Augment = augment) -> None:
-            _monai(store, tickets, augment)
+            _monai(store, specs, augment)
 
-        row = compare(f"{name}: {len(tickets)} batches of {BATCH} × 64²", ours, plain, repeats=3)
+        row = compare(f"{name}: {len(specs)} batches of {BATCH} × 64²", ours, plain, repeats=3)
         rows.append(row)
-        per_batch = row.ours_ms / len(tickets)
+        per_batch = row.ours_ms / len(specs)
         shares.append([name, f"{per_batch:.2f}", f"{step * 1e3:.0f}", f"{100 * per_batch / (step * 1e3):.1f} %"])
     publish_rows("data", "Loading a batch with its regions: whole batches against MONAI, one case at a time", rows)
     headers = ["augmentation", "loading, CPU ms", "step, CPU ms", "loading / step"]
@@ -57,7 +58,8 @@ def _step_seconds(store: Store) -> float:
     model = build_model(config, 1, 2).train()
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimiser = torch.optim.Adam(model.parameters())
-    batch = Loader(store, store.intensity, Window((64, 64)))[next(iter(Tickets(range(CASES), BATCH, shuffle=True)))]
+    spec = next(iter(BatchSampler(range(CASES), BATCH, shuffle=True)))
+    batch = Loader(store, store.intensity, Window((64, 64)))[spec]
 
     def step() -> None:
         optimiser.zero_grad()
@@ -68,7 +70,7 @@ def _step_seconds(store: Store) -> float:
     return min(cpu_seconds(step) for _ in range(5))
 
 
-def _monai(store: Store, tickets: list, augment: Augment) -> None:
+def _monai(store: Store, specs: list, augment: Augment) -> None:
     from monai.data.utils import list_data_collate
     from monai.transforms.compose import Compose
     from monai.transforms.croppad.dictionary import RandSpatialCropd
@@ -90,8 +92,8 @@ def _monai(store: Store, tickets: list, augment: Augment) -> None:
         steps.append(RandSpatialCropd(keys, (64, 64), random_size=False))
     steps += [RandFlipd(keys, 0.5, 0), RandFlipd(keys, 0.5, 1)]
     transform = Compose(steps)
-    for ticket in tickets:
-        cases = (store[i] for i in ticket.indices)
+    for spec in specs:
+        cases = (store[i] for i in spec.indices)
         ready = [transform({"image": c.image.astype("float32"), "label": c.labels.astype("float32")}) for c in cases]
         batch = list_data_collate(ready)
         labels = batch["label"].as_tensor().long()  # type: ignore[index]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from typing import Any
 
-from ambiseg.report.results import FORMAT
+from ambiseg.evaluation.results import FORMAT, Evaluation
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}  # elements without an end
 
@@ -50,24 +50,46 @@ def mean(value: float, spread: float = 0.01) -> dict[str, Any]:
 
 
 def evaluation(names: list[str], **changes: Any) -> dict[str, Any]:
-    """A hand-made evaluation of these cases, in which case i has a GED of i / 10."""
+    """A hand-made evaluation of these cases as JSON has it, in which case i has a GED of i / 10."""
     settings = []
+    ece = {"mean": 0.00041, "low": None, "high": None}
     for form, samples, ged in (("standard", 16, 0.2134), ("standard", 50, 0.1876), ("compact", 16, 0.1765)):
         metrics = {"ged": mean(ged), "ged_unbiased": mean(ged - 0.03), "matched_iou": mean(0.6543)}
-        metrics |= {"diversity": mean(0.4321), "entropy": mean(0.0876)}
+        metrics |= {"diversity": mean(0.4321), "entropy": mean(0.0876), "empty_mass": mean(0.3)}
         curve = {"edges": [0, 0.5, 1], "confidence": [0.2, 0.8], "accuracy": [0.25, None], "weight": [0.9, 0.1]}
-        buckets = [{"readers": r, "images": 12, "metrics": {"ged": mean(ged + r / 100)}} for r in (3, 1)]
-        setting = {"form": form, "samples": samples, "metrics": metrics, "ece": {"value": 0.00041}}
-        settings.append({**setting, "reliability": curve, "buckets": buckets})
+        buckets = [{"readers": r, "images": 12, "metrics": {"ged": mean(ged + r / 100)}, "ece": ece} for r in (1, 3)]
+        setting = {"form": form, "samples": samples, "metrics": metrics, "ece": ece, "reliability": curve}
+        settings.append({**setting, "empty": {"correlation": 0.61, "error": 0.1}, "buckets": buckets})
     weights = [0.4, 0.3, 0.2, 0.1]
-    usage = [{"readers": r, "images": 12, "mean": weights, "empty_mass": mass} for r, mass in ((1, 0.7), (3, 0.1))]
+    usage = [
+        {"readers": r, "images": 12, "mean": weights, "empty_mass": mass, "empty_share": 1 - r / 4}
+        for r, mass in ((1, 0.7), (3, 0.1))
+    ]
+    strata = {"name": "expert", "count": 4, "mean": weights, "low": weights, "high": weights, "setting": "compact-16"}
     cases = []
     for i, name in enumerate(names):
         scores = {"ged": i / 10, "ged_unbiased": i / 10, "matched_iou": 0.5, "diversity": 0.4, "entropy": 0.1}
+        scores |= {"ece": 0.01, "empty_mass": 0.3}
         case = {"name": name, "patient": f"p{i // 2}", "readers": 1 + 2 * (i % 2), "readers_total": 4}
+        case |= {"empty_share": 0.5, "annotations": {"diversity": (7 * i % 10) / 10, "entropy": 0.1}}
         keys = [f"{s['form']}-{s['samples']}" for s in settings]
-        cases.append({**case, "expert_weights": weights, "scores": dict.fromkeys(keys, scores)})
-    content = {"format": FORMAT, "run": "x", "split": "test", "protocol": "mose", "which": "best", "seed": 0}
-    content |= {"images": 24, "patients": 7, "classes": ["ground", "shape"], "evaluated": [1], "settings": settings}
-    content |= {"experts": {"count": 4, "mean": weights, "by_bucket": usage}, "cases": cases}
+        cases.append({**case, "strata_weights": weights, "scores": dict.fromkeys(keys, scores)})
+    content = {"format": FORMAT, "run": "x", "split": "test", "protocol": "mose", "which": "best", "weights": ""}
+    content |= {"seed": 0, "data": "shapes", "threads": 1, "batch_size": 8, "images": 24, "patients": 7}
+    content |= {"classes": ["ground", "shape"], "evaluated": [1], "settings": settings}
+    content["annotations"] = {"diversity": mean(0.38), "entropy": mean(0.09), "empty_share": mean(0.5)}
+    content |= {"strata": {**strata, "by_bucket": usage}, "modes": None, "cases": cases}
     return {**content, **changes}
+
+
+def known_modes(**changes: Any) -> dict[str, Any]:
+    """Two modes and two strata."""
+    content = {"setting": "compact-16", "images": 24, "names": ["plain", "flipped"], "probability": [0.75, 0.25]}
+    content |= {"ratio": [0.7123, 0.2877], "distance": 0.0377, "strata_iou": [[0.9, 0.2], [0.1, 0.3]]}
+    flip = {"name": "road", "to": "road2", "probability": 0.25, "truth": 0.47, "predicted": 0.4512}
+    return {**content, "by_setting": {}, "flips": [flip], **changes}
+
+
+def parsed(content: dict[str, Any]) -> Evaluation:
+    """The evaluation of such JSON."""
+    return Evaluation.model_validate({key: value for key, value in content.items() if key != "format"})

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from ambiseg._util.errors import DataError
 from ambiseg.data.augment import Augment
-from ambiseg.data.case import Case, partition as partition_maps
+from ambiseg.data.case import Case
+from ambiseg.data.case import partition as partition_maps
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.loader import Loader, BatchSpec, BatchSampler, Window
+from ambiseg.data.loader import BatchSampler, BatchSpec, Loader, Window
 from ambiseg.regions import partition
 from tests.cases import Listed, random_cases
 
@@ -256,7 +257,13 @@ def test_rotation_of_whole_images_is_refused():
 def test_batches_move_as_one():
     batch = Loader(random_cases(2, void=True), PLAIN)[BatchSpec((0, 1), 0)]
     moved = batch.to("meta")
-    tensors = [moved.images, moved.annotations.labels, moved.annotations.valid, moved.annotations.regions.index, moved.annotations.regions.size]
+    tensors = [
+        moved.images,
+        moved.annotations.labels,
+        moved.annotations.valid,
+        moved.annotations.regions.index,
+        moved.annotations.regions.size,
+    ]
     assert {str(x.device) for x in tensors if x is not None} == {"meta"}
     assert moved.names == batch.names
 

@@ -24,8 +24,9 @@ from ambiseg.masks import MaskDistribution
 from ambiseg.methods.drawing import Drawing
 from ambiseg.overlap import pairwise_iou
 from ambiseg.report import report
-from ambiseg.report.pictures import class_colours, outlines
 from ambiseg.training import train
+from ambiseg.viz.colours import class_colours
+from ambiseg.viz.pictures import outlines
 from tests.cases import Listed
 from tests.street import camvid
 from tests.test_distributed import run as run_python
@@ -201,7 +202,7 @@ def test_modes_are_reported(street_run, tmp_path):
     assert "pavement2" in text
     assert text.count("matched with mode") >= 6
     assert "32 modes" in text
-    assert "One digit a class: pavement, pedestrian, car, tree, road; 1 is flipped." in text
+    assert "One digit per class: pavement, pedestrian, car, tree, road; 1 is flipped." in text
     assert (tmp_path / "r-figures" / "mode-pairs.png").is_file()
     colours = class_colours(found.classes, found.evaluated, found.flipped)
     assert len(set(colours)) == 16

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,18 +22,41 @@ from ambiseg._util.errors import ConfigError, DataError
 from ambiseg.cli import predict as command_line
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.shapes import Shapes
+from ambiseg.methods.base import Method, Stratified
+from ambiseg.methods.drawing import draw as draw_masks
 from ambiseg.nn import UNet
+from ambiseg.nn.config import BackboneConfig
 from ambiseg.prediction import Options, Predictor, predict, predictor, writing
 from ambiseg.prediction.inputs import find_inputs
-from ambiseg.prediction.overview import class_colours, draw_overview, overlay
-from ambiseg.runs import Card, load
+from ambiseg.prediction.overview import draw_overview
+from ambiseg.runs import Card, Run, TrainedModel, load
+from ambiseg.settings import validate
+from tests.drop_ins import Latent
 from tests.files import save, save_series
 
 RNG = np.random.default_rng(7)
 
 
-def fresh(channels: int = 1, classes: int = 2, intensity: Intensity | None = None, **settings) -> MoSE:
-    """An untrained model of two levels, whose experts disagree visibly."""
+def trained(method: Method, channels: int = 1, intensity: Intensity | None = None) -> TrainedModel:
+    """A method with a card, as ``ambiseg.load`` returns it."""
+    names = ("ground", *(f"class {c}" for c in range(1, method.classes)))
+    evaluated, intensity = tuple(range(1, method.classes)), intensity or Intensity(0, 255, 127.5, 50)
+    return TrainedModel(method.eval(), Card(names, evaluated, channels, intensity, "noise", method.stratum))
+
+
+def dropped_in(method: type[Method], classes: int = 3, seed: int = 3) -> TrainedModel:
+    """A method of tests/drop_ins.py on two levels, whose draws differ visibly."""
+    torch.manual_seed(seed)
+    made = method.build(validate(method.Config, {}), validate(BackboneConfig, {"channels": (4, 8)}), 1, classes)
+    with torch.no_grad():
+        for part in made.modules():
+            if isinstance(part, torch.nn.Conv2d) and part.kernel_size == (1, 1):
+                part.weight.mul_(5)
+    return trained(made)
+
+
+def fresh(channels: int = 1, classes: int = 2, intensity: Intensity | None = None, **settings) -> TrainedModel:
+    """An untrained MoSE of two levels, whose experts disagree visibly."""
     torch.manual_seed(3)
     settings = {"experts": 3, "latent": 2, **settings}
     backbone = settings.pop("backbone", None) or UNet(channels, (4, 8))
@@ -40,9 +64,7 @@ def fresh(channels: int = 1, classes: int = 2, intensity: Intensity | None = Non
     with torch.no_grad():
         model.head.shift.weight.mul_(5)
         model.head.scale.weight.mul_(5)
-    names = ("ground", *(f"class {c}" for c in range(1, classes)))
-    model.card = Card(names, tuple(range(1, classes)), channels, intensity or Intensity(0, 255, 127.5, 50), "noise")  # type: ignore[assignment]
-    return model
+    return trained(model, channels, intensity)
 
 
 def pixels(path: Path) -> np.ndarray:
@@ -77,16 +99,18 @@ def picture(tmp_path) -> Path:
 
 def test_masks_are_those_of_the_model_itself(tiny_run, picture):
     model = load(tiny_run)
-    image = model.card.prepare(torch.from_numpy(pixels(picture))[None, None])  # type: ignore[union-attr]
+    image = model.card.prepare(torch.from_numpy(pixels(picture))[None, None])
     truth = model.predict(image)
-    [ours] = predict(tiny_run, picture, per_expert=3, seed=5, merge=False)
-    theirs = truth.compact(3, torch.Generator().manual_seed(5))  # type: ignore[attr-defined]
+    [ours] = predict(tiny_run, picture, per_stratum=3, seed=5, merge=False)
+    assert isinstance(truth, Stratified)
+    theirs = truth.compact(3, torch.Generator().manual_seed(5))
     drawn = ours.masks.labels[0, [draw.mask for draw in ours.draws]]
     assert (drawn != theirs.labels[0]).float().mean() < 1e-4
-    assert torch.allclose(torch.tensor([draw.weight for draw in ours.draws]), theirs.weights[0])
+    assert torch.allclose(torch.tensor([draw.weight for draw in ours.draws]), theirs.mass[0])
     assert torch.allclose(ours.masks.marginal, theirs.marginal, atol=1e-5)  # type: ignore[arg-type]
-    assert [draw.expert for draw in ours.draws] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
-    assert torch.allclose(ours.expert_weights, truth.expert_weights[0])  # type: ignore[attr-defined]
+    assert [draw.stratum for draw in ours.draws] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert ours.strata is not None
+    assert torch.allclose(ours.strata.weights, truth.weights[0])
     [ours] = predict(tiny_run, picture, samples=9, seed=5, merge=False)
     theirs = truth.sample(9, torch.Generator().manual_seed(5))
     drawn = ours.masks.labels[0, [draw.mask for draw in ours.draws]]
@@ -94,12 +118,23 @@ def test_masks_are_those_of_the_model_itself(tiny_run, picture):
     assert torch.allclose(ours.masks.mass, torch.full((1, 9), 1 / 9))
 
 
-def test_expert_masks_are_what_an_expert_says_at_its_mean():
+def test_a_run_is_its_folder_or_opened_or_a_loaded_model(tiny_run, picture):
+    folder, run, model = (predict(one, picture)[0] for one in (tiny_run, Run(tiny_run), load(tiny_run, "last")))
+    assert torch.equal(folder.masks.labels, run.masks.labels)
+    assert (folder.run, folder.which) == (run.run, run.which) == (str(tiny_run), "best")
+    assert (model.run, model.which) == (str(tiny_run), "last")
+    with pytest.raises(DataError, match="images: expected paths or arrays, found 1 and 1 in one list"):
+        predict(tiny_run, [picture, noise(1, 8, 8)])
+
+
+def test_centres_are_what_an_expert_predicts_at_its_mean():
     model = fresh(classes=3)
     image = noise(1, 20, 28)
     [one] = predict(model, image)
-    logits = model.predict(model.card.prepare(torch.from_numpy(image)[None])).logits(model.experts.mean[None])  # type: ignore[union-attr]
-    assert (one.expert_masks != logits[0].argmax(1)).float().mean() < 1e-3
+    noise_of_means = model.method.experts.mean[None]  # type: ignore[union-attr]
+    logits = model.predict(model.card.prepare(torch.from_numpy(image)[None])).logits(noise_of_means)  # type: ignore[attr-defined]
+    assert one.strata is not None
+    assert (one.strata.centres != logits[0].argmax(1)).float().mean() < 1e-3
     assert torch.allclose(one.entropy, one.masks.entropy(3)[0], atol=1e-6)
 
 
@@ -109,15 +144,16 @@ def test_equal_masks_become_one_with_their_weights_added_and_the_heaviest_comes_
     [merged], [apart] = predict(model, image), predict(model, image, merge=False)
     assert merged.masks.count == 3
     assert apart.masks.count == 12
-    assert torch.allclose(merged.masks.mass[0], merged.expert_weights.sort(descending=True)[0])
+    assert merged.strata is not None
+    assert torch.allclose(merged.masks.mass[0], merged.strata.weights.sort(descending=True)[0])
     assert merged.masks.mass[0].tolist() == sorted(merged.masks.mass[0].tolist(), reverse=True)
     for one in (merged, apart):
         total = torch.zeros(one.masks.count)
         for draw in one.draws:
             total[draw.mask] += draw.weight
-            assert torch.equal(one.masks.labels[0, draw.mask], one.expert_masks[draw.expert])
+            assert torch.equal(one.masks.labels[0, draw.mask], one.strata.centres[draw.stratum])  # type: ignore[union-attr,index]
         assert torch.allclose(total, one.masks.mass[0])
-    assert merged.experts_of(0) == [int(merged.expert_weights.argmax())]
+    assert merged.strata_of(0) == [int(merged.strata.weights.argmax())]
 
 
 def test_a_seed_decides_and_other_images_do_not():
@@ -139,8 +175,13 @@ def test_a_sample_of_a_volume_is_one_latent_code_for_all_slices(monkeypatch, kep
     assert one.masks.marginal is not None
     assert torch.equal(one.masks.labels[:, :, 3], one.masks.labels[:, :, 0])  # another draw would differ
     slices = [predict(model, volume[k], merge=False)[0] for k in range(5)]
-    assert torch.allclose(one.slice_weights, torch.stack([s.expert_weights for s in slices]))
-    assert torch.allclose(one.expert_weights, one.slice_weights.mean(0))
+    strata = one.strata
+    assert strata is not None
+    assert torch.allclose(strata.slice_weights, torch.cat([s.strata.slice_weights for s in slices]))  # type: ignore[union-attr]
+    assert torch.allclose(strata.weights, strata.slice_weights.mean(0))
+    drawn = torch.tensor([draw.weight for draw in one.draws])
+    assert torch.allclose(drawn, strata.weights.repeat_interleave(4) / 4, atol=1e-7)
+    assert not torch.allclose(drawn, strata.slice_weights[0].repeat_interleave(4) / 4, atol=1e-6)
     for k, alone in enumerate(slices):
         for mine, theirs in zip(one.draws, alone.draws, strict=True):
             assert torch.equal(one.masks.labels[0, mine.mask, k], alone.masks.labels[0, theirs.mask])
@@ -151,12 +192,26 @@ def test_noise_may_enter_before_the_last_features():
     model = fresh(backbone=UNet(1, (4, 8, 8), inject_level=0.5))
     image = noise(1, 18, 22)
     [one] = predict(model, image, merge=False)
-    prepared = model.card.prepare(torch.from_numpy(image)[None])  # type: ignore[union-attr]
-    theirs = model.predict(prepared).compact(4, torch.Generator().manual_seed(0))
+    prepared = model.card.prepare(torch.from_numpy(image)[None])
+    theirs = draw_masks(model.predict(prepared), "compact", 12, torch.Generator().manual_seed(0)).masks
     assert torch.equal(one.masks.labels[0, [draw.mask for draw in one.draws]], theirs.labels[0])
     assert torch.allclose(one.masks.marginal, theirs.marginal)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="--window: expected a model whose noise enters at the last features"):
-        predict(model, image, window=8)
+
+
+def test_every_picture_is_opened_once(tmp_path, run_command, tiny_run, monkeypatch):
+    for name in ("a.png", "b.jpg", "c.bmp"):
+        save(tmp_path / "in" / name, noise(8, 8))
+    opened: list[str] = []
+
+    def counted(event: str, arguments: tuple) -> None:
+        if watching and event == "open" and str(arguments[0]).startswith(str(tmp_path / "in")):
+            opened.append(Path(arguments[0]).name)
+
+    watching = True
+    sys.addaudithook(counted)
+    assert run_command(tiny_run, tmp_path / "in", "--out", tmp_path / "out", "--quiet") == 0
+    watching = False
+    assert sorted(opened) == ["a.png", "b.jpg", "c.bmp"]
 
 
 # -- names, and results that are there already ---------------------------------------------------------------------
@@ -199,7 +254,7 @@ def test_earlier_results_are_refused_skipped_or_replaced(tmp_path, picture, monk
     model, out = fresh(), tmp_path / "out"
     predict(model, picture, out, overview=False)
     before = (out / "a" / "weights.json").stat().st_ino
-    with pytest.raises(DataError, match=r"out.a: expected no earlier prediction, found one; --skip-existing"):
+    with pytest.raises(DataError, match=r"out.a: expected no earlier prediction, found one; existing=\"skip\""):
         predict(model, picture, out)
     assert predict(model, picture, out, existing="skip") == []
     assert (out / "a" / "weights.json").stat().st_ino == before
@@ -231,12 +286,14 @@ def _no_memory(images: torch.Tensor):
 def test_wrong_images_are_one_line(tmp_path, picture):
     colour = save(tmp_path / "rgb.png", noise(8, 8, 3))
     with pytest.raises(
-        DataError, match=r"rgb.png: expected 1 channel, as the model was trained on, found 3; --convert"
+        DataError, match=r"rgb.png: expected 1 channel, as the model was trained on, found 3; convert=True"
     ):
         predict(fresh(), colour)
     with pytest.raises(DataError, match=r"rgb.png: expected 1 channel, as the model was trained on, found 3$"):
         predict(fresh(), colour, convert=True)  # its channels are not equal
-    with pytest.raises(DataError, match=r"a.png: expected 3 channels, as the model was trained on, found 1; --convert"):
+    with pytest.raises(
+        DataError, match=r"a.png: expected 3 channels, as the model was trained on, found 1; convert=True"
+    ):
         predict(fresh(3), picture)
     grey = save(tmp_path / "grey.png", np.repeat(noise(8, 8, 1), 3, 2))
     predict(fresh(), grey, convert=True)
@@ -253,20 +310,22 @@ def test_wrong_images_are_one_line(tmp_path, picture):
     (tmp_path / "set" / "masks").mkdir()
     with pytest.raises(DataError, match="expected images alone, found masks/ as well"):
         predict(fresh(), tmp_path / "set")
-    with pytest.raises(DataError, match="--per-expert: expected 1 or more, found 0"):
-        Options(per_expert=0)
-    with pytest.raises(DataError, match="--overlap: expected 0 to 8, half of the window, found 9"):
+    with pytest.raises(DataError, match=r"^per_stratum: expected 1 or more, found 0"):
+        Options(per_stratum=0)
+    with pytest.raises(DataError, match=r"^samples: expected None beside per_stratum=2, found 3"):
+        Options(per_stratum=2, samples=3)
+    with pytest.raises(DataError, match=r"^overlap: expected 0 to 8, half of the window, found 9"):
         predict(fresh(), picture, window=16, overlap=9)
-    with pytest.raises(ConfigError, match="--device: expected a device of this machine"):
+    with pytest.raises(ConfigError, match=r"^device: expected a device of this machine"):
         Predictor(fresh(), device="cuda:77")
     model = fresh()
-    model.backbone.forward = _no_memory  # type: ignore[method-assign]
+    model.method.backbone.forward = _no_memory  # type: ignore[method-assign]
     with pytest.raises(
         DataError, match=r"a.png: expected an image that fits into memory, found 32×32; smaller windows"
     ):
         predict(model, picture)
-    with pytest.raises(ConfigError, match="expected a model with a card"):
-        Predictor(MoSE(1, 2, backbone=UNet(1, (2, 2))))
+    with pytest.raises(ConfigError, match=r"^per_stratum: expected None for Latent, which has no strata, found 2; set"):
+        Predictor(dropped_in(Latent), Options(per_stratum=2))
 
 
 def test_values_of_another_range_are_noted():
@@ -287,13 +346,23 @@ def test_command(tmp_path, tiny_run, picture, run_command, capsys, monkeypatch):
     assert said.err == ""
     assert (tmp_path / "predictions" / "a" / "overview.png").is_file()
     assert run_command(tiny_run, picture) == 2
-    assert capsys.readouterr().err.startswith("ambiseg: predictions/a: expected no earlier prediction, found one")
+    error = capsys.readouterr().err
+    assert error.startswith("ambiseg: predictions/a: expected no earlier prediction, found one; --skip-existing leaves")
+    assert "--overwrite replaces it" in error
     assert run_command(tiny_run, picture, "--skip-existing") == 0
     assert "0 predicted, 1 skipped; those in predictions stay" in capsys.readouterr().out
     assert run_command(tiny_run, picture, "--overwrite", "--json", "-", "--samples", 5, "--no-merge", "--quiet") == 0
     result = json.loads(capsys.readouterr().out)
     assert result["predictions"][0]["masks"] == 5
-    assert len(result["predictions"][0]["expert_weights"]) == 4
+    assert result["predictions"][0]["strata"]["name"] == "expert"
+    assert len(result["predictions"][0]["strata"]["weights"]) == 4
+    for options, message in [
+        (("--per-stratum", 0), "ambiseg: --per-stratum: expected 1 or more, found 0\n"),
+        (("--window", 64, "--overlap", 40), "ambiseg: --overlap: expected 0 to 32, half of the window, found 40\n"),
+        (("--device", "cuda:77"), "ambiseg: --device: expected a device of this machine, such as cpu, found cuda:77\n"),
+    ]:
+        assert run_command(tiny_run, picture, "--overwrite", *options) == 2
+        assert capsys.readouterr().err == message
 
 
 def test_a_bad_image_among_many_stops_nothing(tmp_path, tiny_run, picture, run_command, capsys):
@@ -308,7 +377,7 @@ def test_a_bad_image_among_many_stops_nothing(tmp_path, tiny_run, picture, run_c
     assert len(lines) == 3
     assert "b.png: expected PNG, found an empty file" in lines[0]
     assert "c.nrrd: expected one of" in lines[1]
-    assert "rgb.png: expected 1 channel, as the model was trained on, found 3" in lines[2]
+    assert "rgb.png: expected 1 channel, as the model was trained on, found 3; --convert reads" in lines[2]
     assert sorted(os.listdir(out)) == ["a", "z"]
     assert "2 predicted, 3 failed" in said.out
     assert len(json.loads((tmp_path / "all.json").read_text())["failures"]) == 3
@@ -329,23 +398,11 @@ def test_a_bad_image_among_many_stops_nothing(tmp_path, tiny_run, picture, run_c
 # -- the overview --------------------------------------------------------------------------------------------------
 
 
-def test_overlay_tints_and_outlines_each_class_in_its_colour():
-    labels = np.zeros((20, 20), np.uint8)
-    labels[4:16, 4:16] = 2
-    shown = overlay(np.full((20, 20, 3), 100, np.uint8), labels, 3)
-    assert (shown[0, 0] == 85).all()
-    assert np.array_equal(shown[4, 8], class_colours(3)[2])
-    assert np.array_equal(shown[10, 10], (0.68 * 85 + 0.32 * class_colours(3)[2].astype(float)).astype(np.uint8))
-    labels[:] = 1  # nothing changes anywhere, so there is no outline, not at the border either
-    assert len(np.unique(overlay(np.full((20, 20), 9, np.uint8), labels, 2).reshape(-1, 3), axis=0)) == 1
-    assert len(np.unique(class_colours(40), axis=0)) == 40
-
-
 def test_overview_of_odd_images_and_names():
-    many = {"experts": 11, "classes": 14}
-    names = iter(("$\\frac_{$ is text, not mathematics", "名前", "long " * 40))
-    for shape, settings in [((1, 8, 90), {}), ((4, 1, 60, 9), many), ((1, 30, 30), {"experts": 1})]:
-        [one] = predict(fresh(**settings), noise(*shape), samples=3)
+    names = iter(("$\\frac_{$ is text, not mathematics", "名前", "long " * 40, "samples only"))
+    models = fresh(), fresh(experts=11, classes=14), fresh(experts=1), dropped_in(Latent)
+    for shape, model in zip([(1, 8, 90), (4, 1, 60, 9), (1, 30, 30), (3, 1, 20, 20)], models, strict=True):
+        [one] = predict(model, noise(*shape), samples=3)
         file = io.BytesIO()
         draw_overview(replace(one, name=next(names)), file)
         assert np.asarray(Image.open(file)).std() > 5

@@ -14,24 +14,30 @@ import tifffile
 import torch
 from PIL import Image
 
-from ambiseg import MaskDistribution
+from ambiseg import MaskDistribution, MoSE
 from ambiseg._util.errors import DataError
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.shapes import Shapes
 from ambiseg.io.open import open_source
 from ambiseg.io.source import ReadOptions
-from ambiseg.nn import UNet
-from ambiseg.prediction import Prediction, Predictor, predict
+from ambiseg.methods import MoSEPredictive
+from ambiseg.prediction import Prediction, predict
 from ambiseg.prediction.inputs import find_inputs
-from ambiseg.prediction.overview import class_colours
+from ambiseg.viz.colours import label_colours, palette
+from tests.drop_ins import Latent, TwoHeads
 from tests.files import save, save_dicom, save_nifti, save_series
-from tests.test_prediction import fresh, noise, pixels
+from tests.test_prediction import dropped_in, fresh, noise, pixels
 
 
 def read_mask(path: Path) -> np.ndarray:
     """``[D, H, W]`` as the library reads a mask itself."""
     source = open_source(path, ReadOptions(mask=True))
     return np.stack([source.read(k)[0] for k in range(source.slices)])
+
+
+def per_stratum(one: Prediction) -> int:
+    """Draws per stratum, or all of them in the standard form."""
+    return len(one.draws) if one.strata is None or one.form == "standard" else len(one.draws) // len(one.strata.weights)
 
 
 def check_folder(folder: Path, one: Prediction, suffix: str) -> dict:
@@ -44,17 +50,33 @@ def check_folder(folder: Path, one: Prediction, suffix: str) -> dict:
     for i, mask in enumerate(about["masks"]):
         assert mask["weight"] == pytest.approx(float(one.masks.mass[0, i]))
         assert sum(mask["pixels"].values()) == labels[i].numel()
-        assert mask["expert"] == mask["experts"][0]
-        assert mask["experts"] == [k + 1 for k in one.experts_of(i)]  # counted from one
+        assert mask.get("strata", []) == [k + 1 for k in one.strata_of(i)]  # counted from one
+        assert [mask["stratum"]] == mask["strata"][:1] if one.strata else "stratum" not in mask
     assert sum(mask["weight"] for mask in about["masks"]) == pytest.approx(1)
     assert sum(mask["draws"] for mask in about["masks"]) == len(one.draws)
-    assert about["expert_weights"] == pytest.approx(one.expert_weights.tolist())
+    assert about["format"] == "ambiseg.Prediction/2"
+    assert (about["form"], about["samples" if one.form == "standard" else "per_stratum"]) == (
+        one.form,
+        per_stratum(one),
+    )
     assert about["entropy"]["mean"] == pytest.approx(float(one.entropy.mean()))
     loaded = MaskDistribution.load(folder / "masks.npz")
     for mine, theirs in zip(loaded._tensors().values(), one.masks._tensors().values(), strict=True):
         assert torch.equal(mine, theirs)
-    assert all((folder / name).is_file() for name in about["expert_files"])
-    assert about["expert_files"][0] == f"expert_1{suffix}"
+    files = {*(mask["file"] for mask in about["masks"]), about["entropy"]["file"], "masks.npz", "weights.json"}
+    if one.strata is None:
+        assert about["strata"] is None
+    else:
+        assert about["strata"]["name"] == one.strata.name
+        assert about["strata"]["weights"] == pytest.approx(one.strata.weights.tolist())
+        assert ("slice_weights" in about["strata"]) == (one.source.slices > 1)
+        centres = [f"{one.strata.name}_{k + 1}{suffix}" for k in range(len(one.strata.weights))]
+        assert about["strata"]["files"] == centres
+        files.update(centres)
+        if suffix != ".nii.gz":
+            shape = one.source.slices, *one.source.size
+            assert np.array_equal(read_mask(folder / centres[-1]), one.strata.centres[-1].reshape(shape))
+    assert files == set(os.listdir(folder)) - {"entropy.png", "overview.png"}
     assert not [name for name in os.listdir(folder.parent) if name.startswith(".")]
     return about
 
@@ -67,7 +89,9 @@ def test_png(tmp_path, tiny_run):
     assert (about["form"], about["seed"], about["run"], about["image"]) == ("compact", 0, str(tiny_run), str(picture))
     with Image.open(tmp_path / "out" / "a" / "mask_00.png") as image:
         assert (image.mode, image.size) == ("P", (32, 32))
-        assert np.array_equal(np.asarray(image.convert("RGB")), class_colours(2)[one.masks.labels[0, 0].numpy()])
+        assert np.array_equal(
+            np.asarray(image.convert("RGB")), palette(label_colours(2))[one.masks.labels[0, 0].numpy()]
+        )
     entropy = tifffile.imread(tmp_path / "out" / "a" / "entropy.tif")
     assert np.array_equal(entropy, one.entropy.numpy())
     shown = pixels(tmp_path / "out" / "a" / "entropy.png")
@@ -125,10 +149,9 @@ def test_nifti_comes_back_in_its_own_voxels(tmp_path, axis, monkeypatch):
     assert (image.shape, image.get_data_dtype()) == (volume.shape, np.uint8)  # type: ignore[attr-defined]
     assert b"JANE" not in image.header.binaryblock  # type: ignore[attr-defined]
     assert image.header.get_xyzt_units() == header.get_xyzt_units()  # type: ignore[attr-defined]
-    # Features that are the image itself, and a head that marks what is bright: it must be bright in the file as well.
-    forward = UNet.forward
-    monkeypatch.setattr(UNet, "forward", lambda self, x: forward(self, x)._replace(dense=x.expand(-1, 4, -1, -1)))
-    monkeypatch.setattr(Predictor, "_decode", _mark_bright)
+    # A method that marks what is bright: it must be bright in the file as well.
+    monkeypatch.setattr(MoSEPredictive, "render", _mark_bright)
+    monkeypatch.setattr(MoSE, "predict", _with_image)
     predict(model, path, tmp_path / "bright", axis=axis, overview=False)
     marked = nibabel.load(tmp_path / "bright" / "v" / "mask_00.nii.gz")
     assert np.array_equal(np.asanyarray(marked.dataobj), volume > 127)  # type: ignore[attr-defined]
@@ -136,10 +159,27 @@ def test_nifti_comes_back_in_its_own_voxels(tmp_path, axis, monkeypatch):
     assert entropy.get_data_dtype() == np.float32  # type: ignore[attr-defined]
 
 
-def _mark_bright(self, features, latents, mass, labels, marginal=None) -> None:
-    labels.copy_((features.dense[:, 0] > 0).expand_as(labels))
-    if marginal is not None:
-        marginal.fill_(0.5)
+def _with_image(self, images):
+    predictive = self(images)
+    object.__setattr__(predictive, "bright", images[:, :1] > 0)
+    return predictive
+
+
+def _mark_bright(self, noise):
+    labels = self.bright.to(torch.uint8).expand(-1, noise.count, -1, -1)
+    return MaskDistribution(labels, noise.weights, marginal=torch.full((1, 2, *self.size), 0.5))
+
+
+@pytest.mark.parametrize("method", [Latent, TwoHeads])
+def test_files_of_other_methods(tmp_path, method):
+    picture = save(tmp_path / "in" / "a.png", noise(20, 24))
+    volume = save_nifti(tmp_path / "in" / "v.nii.gz", noise(10, 12, 5, dtype=np.int16), np.diag([1.0, 1, 2, 1]))
+    for one, suffix in zip(predict(dropped_in(method), [picture, volume], tmp_path), (".png", ".nii.gz"), strict=True):
+        check_folder(tmp_path / one.name, one, suffix)
+        assert pixels(tmp_path / one.name / "overview.png").shape[1] > 600
+        text = (tmp_path / one.name / "weights.json").read_text()
+        assert "expert" not in text + repr(one)
+        assert ("head_2" in text) == (method is TwoHeads)
 
 
 def test_dicom(tmp_path):
@@ -154,7 +194,7 @@ def test_dicom(tmp_path):
     [one] = predict(model, series, tmp_path / "out", overview=False)
     assert one.name == "ct"
     about = check_folder(tmp_path / "out" / "ct", one, ".nii.gz")
-    assert np.array(about["slice_expert_weights"]).shape == (5, 3)
+    assert np.array(about["strata"]["slice_weights"]).shape == (5, 3)
     image = nibabel.load(tmp_path / "out" / "ct" / "mask_00.nii.gz")
     assert image.shape == (20, 16, 5)  # type: ignore[attr-defined]
     corner = image.affine @ [0, 0, 0, 1]  # type: ignore[attr-defined]

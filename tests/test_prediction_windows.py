@@ -14,10 +14,12 @@ from ambiseg._util.errors import DataError
 from ambiseg.data.sets.shapes import Shapes
 from ambiseg.nn import Adapter, DeepLabV3Plus, Experts, Gate, UNet, windows
 from ambiseg.nn.features import Features
-from ambiseg.nn.windows import cuts, plan, reduction, stitched
+from ambiseg.nn.windows import cuts, plan, stitched
 from ambiseg.prediction import Predictor, predict
 from ambiseg.prediction.inputs import array_source
 from ambiseg.runs import load
+from tests.drop_ins import Latent, TwoHeads
+from tests.test_prediction import dropped_in, fresh
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,7 @@ def mosaic() -> np.ndarray:
 
 def both(backbone, image: Tensor, window: int, overlap: int) -> tuple[Features, Features]:
     """Features of the whole image, and by windows."""
-    planned = plan(image.shape[2:], backbone, window, overlap)
+    planned = plan((image.shape[2], image.shape[3]), backbone.multiple, window, overlap)
     assert planned is not None
     with torch.no_grad():
         return backbone(image), stitched(backbone, image, planned)
@@ -86,11 +88,13 @@ def test_masks_have_no_seams(tiny_run, mosaic):
     whole, parts = (predict(model, mosaic, merge=False, window=window)[0] for window in (0, 64))
     assert (whole.windows, parts.windows) == (1, 20)  # 64 pixels, of which 16 overlap: 4 down and 5 across
     for mine, theirs in zip(parts.draws, whole.draws, strict=True):
-        assert mine.expert == theirs.expert
+        assert mine.stratum == theirs.stratum
     drawn = [one.masks.labels[0, [draw.mask for draw in one.draws]] for one in (whole, parts)]
     assert (drawn[0] != drawn[1]).float().mean() < 0.002
     assert drawn[0].float().std() > 0.1  # there is something to disagree about
-    assert torch.allclose(whole.expert_weights, parts.expert_weights, atol=1e-3)
+    assert whole.strata is not None
+    assert parts.strata is not None
+    assert torch.allclose(whole.strata.weights, parts.strata.weights, atol=1e-3)
     # Where one window gives way to the next, masks change from a pixel to its neighbour as often as they do anyway.
     seams = [at for at in (*range(48, 192, 48), *range(64, 224, 48)) if at < 190]
     for axis in (1, 2):
@@ -101,7 +105,7 @@ def test_masks_have_no_seams(tiny_run, mosaic):
 def test_features_fade_from_window_to_window():
     backbone, image = UNet(1, (8, 16, 16, 16)).eval(), torch.rand(1, 1, 64, 320)
     assert reach(backbone) > 40  # far more than windows overlap
-    starts = [cut.start for cut in plan((64, 320), backbone, 128, 32)[1]]  # type: ignore[index]
+    starts = [cut.start for cut in plan((64, 320), backbone.multiple, 128, 32)[1]]  # type: ignore[index]
     assert starts == [0, 96, 192]
 
     def jump(features: Features, columns: list[int]) -> float:
@@ -152,17 +156,43 @@ def test_very_large_maps_are_kept_in_half_precision(tiny_run, mosaic, monkeypatc
 
 
 def test_which_images_are_cut():
-    unet = MoSE(1, 2).backbone
-    assert reduction(unet) == 64
-    assert plan((1024, 1024), unet, None, None) is None
-    assert plan((4000, 4000), unet, 0, None) is None
-    assert plan((300, 200), unet, 512, None) is None  # one window holds it
-    planned = plan((2048, 2000), unet, None, None)
+    multiple = MoSE(1, 2).multiple
+    assert multiple == 64
+    assert plan((1024, 1024), multiple, None, None) is None
+    assert plan((4000, 4000), multiple, 0, None) is None
+    assert plan((300, 200), multiple, 512, None) is None  # one window holds it
+    planned = plan((2048, 2000), multiple, None, None)
     assert planned is not None
     assert [cut.start for cut in planned[0]] == [0, 384, 768, 1152, 1536]
     assert len(planned[0][0].weights) == 512
-    with pytest.raises(DataError, match="--overlap: expected 0 to 256, half of the window, found 300"):
-        plan((2048, 2048), unet, 512, 300)
+    with pytest.raises(DataError, match=r"^overlap: expected 0 to 256, half of the window, found 300"):
+        plan((2048, 2048), multiple, 512, 300)
+
+
+def early_noise():
+    """Noise enters before the last features, so the rest of the decoder runs for every draw."""
+    return fresh(classes=3, backbone=UNet(1, (4, 8), inject_level=0.5))
+
+
+@pytest.mark.parametrize("made", [lambda: dropped_in(Latent), lambda: dropped_in(TwoHeads), fresh, early_noise])
+def test_one_draw_is_coherent_over_all_windows_with_any_method(mosaic, made):
+    model, image = made(), mosaic[:, :100, :203]
+    whole, parts, apart = (predict(model, image, merge=False, window=w, overlap=o)[0] for w, o in WINDOWS)
+    assert (whole.windows, parts.windows) == (1, 3)
+    drawn = [one.masks.labels[0, [draw.mask for draw in one.draws]] for one in (whole, parts, apart)]
+    assert len(drawn[0].unique(dim=0)) > 1
+    # The outer 16 pixels of an overlap do not count, which is more than the network reaches.
+    assert (drawn[0] != drawn[1]).float().mean() < 1e-4
+    moved = 0.0  # gates that read windows one by one weigh strata slightly differently
+    if whole.strata is not None and parts.strata is not None:
+        moved = float((whole.strata.weights - parts.strata.weights).abs().sum())
+        assert moved < 0.02
+        assert (whole.strata.centres != parts.strata.centres).float().mean() < 1e-4
+    assert torch.allclose(whole.masks.marginal, parts.masks.marginal, atol=moved + 1e-4)  # type: ignore[arg-type]
+    assert not torch.equal(drawn[0], drawn[2])  # without overlap the borders of windows show
+
+
+WINDOWS = (0, None), (128, 64), (64, 0)
 
 
 @pytest.mark.parametrize("other", ["deeplab", "adapter"])

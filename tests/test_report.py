@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 import os
 import re
 import shutil
@@ -24,14 +23,16 @@ from ambiseg import MaskDistribution
 from ambiseg._util.errors import DataError
 from ambiseg.cli import Help
 from ambiseg.cli import report as command
+from ambiseg.data.case import Case
+from ambiseg.data.sets.shapes import Shapes
 from ambiseg.data.splits import Split
-from ambiseg.methods.base import Predictive
-from ambiseg.report import curves, figures, pictures, report
-from ambiseg.report.gallery import _voices, choose, group, thin
+from ambiseg.evaluation.results import FORMAT, CaseScores, Evaluation
+from ambiseg.methods.base import Noise, Predictive
+from ambiseg.report import curves, figures, report
+from ambiseg.report.gallery import Gallery, choose_cases, distinct_annotations, draw_samples, view_case
 from ambiseg.report.page import page, summary
-from ambiseg.report.results import FORMAT, Results, Scored
 from ambiseg.runs import Run
-from tests.pages import Reader, evaluation
+from tests.pages import Reader, evaluation, known_modes, parsed
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def original(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reports") / "run <script>alert(1)"
     shutil.copytree(tiny_run, folder)
     names = list(Split.load(folder / "split.json").parts["test"])
-    (folder / "evaluation-test.json").write_text(json.dumps(evaluation(names)))
+    (folder / "evaluation-test.json").write_text(json.dumps(evaluation(names, weights=Run(folder).digest())))
     return folder
 
 
@@ -61,13 +62,13 @@ def html(written: Path) -> str:
     return written.read_text(encoding="utf-8")
 
 
-def change(run: Path, edit: Callable[[dict[str, Any]], Any]) -> Results:
+def change(run: Path, edit: Callable[[dict[str, Any]], Any]) -> Evaluation:
     """Edit the evaluation of a run and read it again."""
     path = run / "evaluation-test.json"
     content = json.loads(path.read_text())
     edit(content)
     path.write_text(json.dumps(content))
-    return Results.load(path, "test")
+    return Evaluation.load(path, "test")
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
@@ -126,12 +127,13 @@ def test_names_are_text_whatever_they_are(html, original, written):
     nasty = '"><img src=x onerror=alert(1)>$\\frac$'
     opened = Run(original)
     opened.about |= {"git": nasty, "command": [nasty, nasty], "versions": {nasty: nasty}}
-    modes = {"names": [nasty, "b"], "probability": [0.5, 0.5], "ratio": [0.4, 0.6], "experts": [[0.9, 0.1]]}
-    modes["flips"] = [{"class": nasty, "truth": 0.4, "predicted": 0.5}]
+    flip = {"name": nasty, "to": "b", "probability": 0.4, "truth": 0.4, "predicted": 0.5}
+    modes = known_modes(names=[nasty, "b"], flips=[flip])
     content = evaluation([nasty], classes=["ground", nasty], modes=modes, protocol=nasty)
-    made = page(opened, Results.parse(json.dumps(content), "x", "test"), None, None)
+    content["strata"]["name"] = nasty
+    made = page(opened, parsed(content), None, None)
     assert "<img" not in made
-    assert made.count("&lt;img src=x onerror=alert(1)&gt;") >= 8
+    assert made.count("&lt;img src=x onerror=alert(1)&gt;") >= 18
     Reader(made)
 
 
@@ -164,7 +166,8 @@ def test_galleries_hold_the_cases_they_promise(html, original):
     assert place["Worst"] == names[::-1][:2]
     middle = (len(names) - 2) // 2
     assert place["Median"] == names[middle : middle + 2]
-    assert len(place["Most ambiguous"]) == 2
+    spread = {name: (7 * i % 10) / 10 for i, name in enumerate(names)}
+    assert place["Most ambiguous"] == sorted(names, key=lambda name: (-spread[name], name))[:2]
 
 
 def test_the_same_run_gives_the_same_bytes(html, original, written, tmp_path):
@@ -209,83 +212,106 @@ def test_it_is_evaluated_first_if_need_be(run):
 # -- what may be missing ----------------------------------------------------------------------------------------------
 
 
-def test_a_method_without_experts(run):
-    def edit(content):
-        content["experts"] = None
-        for case in content["cases"]:
-            case["expert_weights"] = None
+def without_strata(content: dict[str, Any]) -> None:
+    content["strata"] = None
+    content["settings"] = [setting for setting in content["settings"] if setting["form"] == "standard"]
+    for case in content["cases"]:
+        case["strata_weights"] = None
 
-    results = change(run, edit)
-    text = Reader(page(Run(run), results, None, None)).text
+
+def test_a_method_without_strata(run):
+    found = change(run, without_strata)
+    text = Reader(page(Run(run), found, None, None)).text
     assert "By how many readers drew something" in text
-    assert "Weights of the experts" not in text
-    assert "empty masks" not in summary(results, results.settings[0])
+    assert "Readers" in text
+    assert "empty masks" not in summary(found, found.settings[0])
+    assert "expert" not in text.split("Configuration")[0].lower()
+
+
+def test_words_for_strata_come_from_the_evaluation(run, tmp_path):
+    found = change(run, lambda content: content["strata"].update(name="ensemble member"))
+    text = Reader(page(Run(run), found, None, tmp_path)).text
+    for words in ("Ensemble members", "weighted masks of every ensemble member", "Weights of the ensemble members"):
+        assert words in text
+    assert "expert" not in text.split("Configuration Result")[-1].split("To reproduce it")[0].lower()
+    assert (tmp_path / "ensemble-members.png").is_file()
 
 
 class Constant(Predictive):
-    """Another method's prediction: the same two masks in turn."""
+    """The prediction of a method that only draws samples: two masks in turn."""
 
-    def sample(self, n: int, generator: torch.Generator | None = None) -> MaskDistribution:
-        labels = torch.zeros(1, n, 4, 4, dtype=torch.uint8)
-        labels[:, ::2, :2] = 1
-        return MaskDistribution(labels)
+    classes, size = 2, (32, 32)
 
-    def marginal(self, n: int, generator: torch.Generator | None = None) -> torch.Tensor:
-        return self.sample(n).marginal_probs(2)
+    def noise(self, n: int, generator: torch.Generator | None = None, size: tuple[int, int] | None = None) -> Noise:
+        return Noise(torch.arange(n)[None, :, None])
+
+    def probs(self, noise: Noise) -> torch.Tensor:
+        upper = torch.zeros(1, noise.count, *self.size)
+        upper[:, noise.codes[0, :, 0] % 2 == 0, :16] = 1
+        return torch.stack([1 - upper, upper], 2)
 
 
-def test_another_method_speaks_with_one_voice():
-    (voice,), marginal = _voices(Constant(), 2, 2, torch.Generator())
-    assert (voice.number, voice.weight, voice.masks.shape) == (None, 1.0, (4, 4, 4))
-    assert marginal[1, 0, 0] == 0.5
-    assert voice.probability[1, 3, 3] == 0
+def test_a_method_that_only_samples_has_one_row_of_masks(run):
+    [(stratum, weight, masks)] = draw_samples(Constant(), 2, torch.Generator())
+    assert (stratum, weight, masks.count) == (None, 1.0, 4)
+    assert masks.marginal_probs(2)[0, 1, 0, 0] == 0.5
+    found = change(run, without_strata)
+    labels = torch.zeros(1, 4, 32, 32, dtype=torch.uint8)
+    labels[:, 0, 8:24, 8:24] = 1
+    batch: Any = argparse.Namespace(annotations=MaskDistribution(labels))
+    case = found.cases[0]
+    view = view_case(Constant(), batch, np.zeros((1, 32, 32)), case, 2, 0, ["#000000", "#ffffff"])
+    chosen = {kind: [case.name] for kind in ("ambiguous", "best", "median", "worst")}
+    gallery = Gallery(chosen, {case.name: view}, (0, 1), ["#000000", "#ffffff"])
+    reader = Reader(page(Run(run), found, gallery, None))
+    alternatives = [image["alt"] for image in reader.all("img")]
+    assert sum("of the model" in alt for alt in alternatives) == 6  # outline, four samples, mean
+    assert "Samples all samples most likely sample 1" in reader.text
+    assert "shown under Most ambiguous" in reader.text
+    assert {"3 of 4", "1 of 4"} <= {alt.split("mask of ")[-1].removesuffix(", empty") for alt in alternatives}
+    assert "expert" not in reader.text.split("To reproduce it")[0].lower()
 
 
 def test_numbers_without_a_value_are_dashes(run):
     def edit(content):
         for setting in content["settings"]:
             setting["metrics"]["ged"] = {"mean": None, "low": None, "high": None, "count": 0}
-            setting["metrics"]["matched_iou"] |= {"low": math.nan, "high": math.nan}
-            setting["ece"] = {"value": None}
+            setting["metrics"]["matched_iou"] |= {"low": None, "high": None}
+            setting["ece"] = dict.fromkeys(("mean", "low", "high"))
         for case in content["cases"][1:]:
-            case["scores"] = {key: {"ged": None} for key in case["scores"]}
+            case["scores"] = {key: dict.fromkeys(scores) for key, scores in case["scores"].items()}
 
-    results = change(run, edit)
-    text = Reader(page(Run(run), results, None, None)).text
+    found = change(run, edit)
+    text = Reader(page(Run(run), found, None, None)).text
     assert "–" in text
     assert "nan" not in text.lower()
     assert "GED) of no value from" in text
     assert "IoU of 0.654 when" in text  # no interval of a single patient
-    assert choose(results.cases, "standard-16", {}, 2)["best"] == [results.cases[0].name]
+    assert choose_cases(found.cases, "standard-16", 2)["best"] == [found.cases[0].name]
 
 
 @pytest.mark.parametrize("rows", [0, 1])
 def test_a_short_training(run, rows):
     lines = (run / "metrics.csv").read_text().splitlines()
     (run / "metrics.csv").write_text("\n".join(lines[: rows + 1]) + "\n")
-    text = Reader(page(Run(run), Results.load(run / "evaluation-test.json", "test"), None, None)).text
+    text = Reader(page(Run(run), Evaluation.load(run / "evaluation-test.json"), None, None)).text
     assert ("1 epoch, " in text) == bool(rows)
     assert ("Dashed: epoch 1" in text) == bool(rows)
 
 
 def test_known_modes_have_a_section(run):
-    modes = {"names": ["plain", "flipped"], "probability": [0.75, 0.25], "ratio": [0.7123, 0.2877]}
-    modes |= {"experts": [[0.9, 0.2], [0.1, None]], "flips": [{"class": "road", "truth": 0.47, "predicted": 0.4512}]}
-    results = change(run, lambda content: content.update(modes=modes))
-    reader = Reader(page(Run(run), results, None, None))
+    found = change(run, lambda content: content.update(modes=known_modes()))
+    reader = Reader(page(Run(run), found, None, None))
     for number in ("0.712", "0.451", "0.470", "Known modes"):
         assert number in reader.text
     figure_ids = {svg["aria-labelledby"].split()[0] for svg in reader.all("svg")}
     assert {"figure-modes-title", "figure-flips-title", "figure-mode-experts-title"} <= figure_ids
 
 
-def test_many_experts_share_a_colour():
+def test_many_strata_share_a_colour():
     weights = [0.01] * 35
     weights[20] = 0.66
-    own, others = figures.expert_ranks(weights)
-    assert 20 in own
-    assert len(own) == 7
-    assert sorted(own + others) == list(range(35))
+    assert figures.coloured_strata(weights) == [0, 1, 2, 3, 4, 5, 20]
 
 
 # -- what goes wrong --------------------------------------------------------------------------------------------------
@@ -298,14 +324,14 @@ def test_errors_are_one_line_that_names_the_file(run, tmp_path):
     good = path.read_text()
     content = json.loads(good)
     for text, expected in (
-        (good[:-20], "expected an evaluation as JSON, found "),
-        ("[]", f"expected an evaluation of format {FORMAT}, found list"),
+        (good[:-20], "expected an evaluation"),
+        ("[]", "expected an evaluation"),
         (good.replace(FORMAT, "other/2"), f"expected an evaluation of format {FORMAT}, found other/2"),
         (json.dumps({**content, "split": "val"}), "expected an evaluation of split test, found val"),
-        (json.dumps({**content, "settings": []}), "at least one setting, found none"),
-        (json.dumps({k: v for k, v in content.items() if k != "cases"}), "with 'cases', found none"),
-        (json.dumps({**content, "settings": [1]}), "expected an evaluation, found other values"),
-        (json.dumps({**content, "images": "many"}), "expected an evaluation, found other values"),
+        (json.dumps({**content, "settings": []}), "settings"),
+        (json.dumps({k: v for k, v in content.items() if k != "cases"}), "cases"),
+        (json.dumps({**content, "settings": [1]}), "settings"),
+        (json.dumps({**content, "images": "many"}), "images"),
     ):
         path.write_text(text)
         with pytest.raises(DataError) as caught:
@@ -316,14 +342,35 @@ def test_errors_are_one_line_that_names_the_file(run, tmp_path):
     assert not (run / "report.html").exists()
 
 
+def test_only_the_cases_that_are_drawn_are_read(run, tmp_path, monkeypatch):
+    """Without a cache of decoded data, too; and no such cache is made."""
+    read: list[str] = []
+    original = Shapes.__getitem__
+
+    def reading(self: Shapes, index: int) -> Case:
+        read.append(self.names[index])
+        return original(self, index)
+
+    monkeypatch.setattr(Shapes, "__getitem__", reading)
+    monkeypatch.setenv("AMBISEG_CACHE", str(tmp_path / "cache"))
+    made = report(run, cases=1, samples=1, quiet=True)
+    drawn = {image["alt"].split(":")[0] for image in Reader(made.read_text()).all("img")}
+    assert set(read) == drawn
+    assert len(drawn) <= 4 < len(Split.load(run / "split.json").parts["test"])
+    assert not list(tmp_path.glob("cache/**/*.bin"))
+    read.clear()
+    report(run, cases=0, quiet=True)
+    assert not read
+
+
 def test_pictures_are_of_the_cases_that_were_scored(run):
     with pytest.raises(DataError, match="expected 0 or more cases"):
         report(run, cases=-1)
+    with pytest.raises(DataError, match=r"pictures need the run's data: .*; 0 cases make a page without pictures"):
+        report(run, data={"options": {"count": 60, "size": 32, "seed": 1}}, quiet=True)
     change(run, lambda content: content["cases"][0].update(name="somebody else"))
     with pytest.raises(DataError, match="found 'somebody else' in it; evaluate the run again"):
         report(run, quiet=True)
-    with pytest.raises(DataError, match=r"pictures need the run's data: .*; 0 cases make a page without pictures"):
-        report(run, data={"options": {"count": 60, "size": 32, "seed": 1}}, quiet=True)
 
 
 def test_the_command_says_where_the_page_is(run, capsys, tmp_path):
@@ -344,7 +391,8 @@ def test_neither_a_display_nor_a_home_is_needed(tmp_path):
         "from ambiseg.report import figures, curves\n"
         "history = [{'epoch': 1.0, 'loss': 2.0, 'val_ged': 0.3}]\n"
         "with figures.drawing():\n"
-        "    print(figures.make('a', 'b', 'c', curves.curves(history, curves.LOSSES, 'loss')).svg[:4])"
+        "    plot = figures.Figures(None).plot('a', curves.curves, history, ['loss'], 'loss')\n"
+        "    print('<path' in plot.svg)"
     )
     (tmp_path / "file").write_text("")
     keep = {key: os.environ[key] for key in ("PATH", "PYTHONPATH", "SYSTEMROOT") if key in os.environ}
@@ -353,26 +401,28 @@ def test_neither_a_display_nor_a_home_is_needed(tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path
     )
-    assert (done.stdout, done.stderr) == ("<svg\n", "")
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 # -- parts ------------------------------------------------------------------------------------------------------------
 
 
 def test_cases_are_chosen_by_their_scores():
-    def scored(name: str, ged: float) -> Scored:
-        return Scored(name, name, 1, 4, math.nan, {"k": {"ged": ged}, "other": {"ged": -ged}})
+    def scored(name: str, ged: float | None, diversity: float | None) -> CaseScores:
+        scores = {"k": {"ged": ged}, "other": {"ged": None if ged is None else -ged}, "none": {"ged": None}}
+        about: dict[str, Any] = {"name": name, "patient": name, "readers": 1, "readers_total": 4, "empty_share": 0}
+        return CaseScores(**about, strata_weights=None, annotations={"diversity": diversity}, scores=scores)
 
-    cases = [scored(name, ged) for name, ged in zip("fedcba", (0.5, 0.1, 0.1, 0.9, 0.3, math.nan), strict=True)]
-    disagreement = {"a": 0.9, "b": 0.2, "c": math.nan, "d": 0.2, "e": 0.1, "f": 0.0, "not evaluated": 1.0}
-    assert choose(cases, "k", disagreement, 3) == {
+    distances = zip("fedcba", (0.5, 0.1, 0.1, 0.9, 0.3, None), (0.0, 0.1, 0.2, None, 0.2, 0.9), strict=True)
+    cases = [scored(*values) for values in distances]
+    assert choose_cases(cases, "k", 3) == {
         "ambiguous": ["a", "b", "d"],  # no score is needed for that
         "best": ["d", "e", "b"],  # a tie goes by name
         "median": ["e", "b", "f"],
         "worst": ["c", "f", "b"],
     }
-    assert choose(cases, "k", disagreement, 99)["median"] == ["d", "e", "b", "f", "c"]
-    assert choose(cases, "no such", {}, 3) == {"ambiguous": [], "best": [], "median": [], "worst": []}
+    assert choose_cases(cases, "k", 99)["median"] == ["d", "e", "b", "f", "c"]
+    assert choose_cases(cases, "none", 3) == {"ambiguous": ["a", "b", "d"], "best": [], "median": [], "worst": []}
 
 
 def test_annotations_that_are_the_same_are_one():
@@ -380,55 +430,11 @@ def test_annotations_that_are_the_same_are_one():
     elsewhere = torch.tensor([[1, 0], [0, 1]], dtype=torch.uint8)  # b, but for a void pixel
     labels = torch.stack([a, b, a, elsewhere, b])[None]
     valid = torch.tensor([[[True, True], [True, False]]])
-    found = group(MaskDistribution(labels, torch.tensor([[0.2, 0.3, 0.2, 0.3, 0.0]]), valid))
-    assert [(round(o.share, 3), o.readers, int(o.labels.sum())) for o in found] == [(0.6, 2, 1), (0.4, 2, 0)]
+    found = distinct_annotations(MaskDistribution(labels, torch.tensor([[0.2, 0.3, 0.2, 0.3, 0.0]]), valid))
+    assert [(round(one.weight, 3), one.readers, int(one.labels.sum())) for one in found] == [(0.6, 2, 1), (0.4, 2, 0)]
 
 
 def test_the_best_epoch_is_the_first_of_the_smallest():
     history = [{"epoch": 1.0}, {"epoch": 2.0, "val_ged": 0.2}, {"epoch": 3.0, "val_ged": 0.2}, {"epoch": 4.0}]
     assert curves.best_epoch(history) == 2
     assert curves.best_epoch([{"epoch": 1.0}]) is None
-
-
-@pytest.mark.parametrize("colours", [2, 5, 3000])
-@pytest.mark.parametrize("depth", [3, 4])
-def test_pictures_in_the_page_are_what_was_drawn(colours, depth):
-    import base64
-    import io
-
-    from PIL import Image
-
-    rng = np.random.default_rng(0)
-    picture = rng.integers(0, 256, (colours, depth), np.uint8)[rng.integers(0, colours, (60, 70))]
-    content = base64.b64decode(pictures.data_uri(picture).removeprefix("data:image/png;base64,"))
-    with Image.open(io.BytesIO(content)) as image:
-        assert image.convert("RGB" if depth == 3 else "RGBA").size == (70, 60)
-        assert np.array_equal(np.asarray(image.convert("RGB" if depth == 3 else "RGBA")), picture)
-
-
-def test_masks_have_the_colours_of_their_classes():
-    labels = np.array([[0, 1], [2, 1]])
-    shown = pictures.mask(labels, ["#000000", "#ff0000", "#00ff00"], np.array([[True, True], [True, False]]))
-    step = len(shown) // 2
-    assert shown[0, 0].tolist() == [0, 0, 0]
-    assert shown[0, -1].tolist() == [255, 0, 0]
-    assert shown[step, 0].tolist() == [0, 255, 0]
-    assert shown[-1, -1].tolist() == list(pictures.rgb(pictures.VOID))
-    probs = np.stack([np.full((2, 2), 0.25), np.full((2, 2), 0.75)])
-    assert pictures.probability(probs, ["#000000", "#ffffff"])[0, 0].tolist() == [191, 191, 191]
-
-
-def test_outlines_that_coincide_take_turns():
-    mask = np.zeros((16, 16), int)
-    mask[4:12, 4:12] = 1
-    lines = pictures.outlines([mask, mask, np.zeros_like(mask)], ["#ff0000", "#00ff00", "#0000ff"])
-    drawn = lines[lines[..., 3] > 0][:, :3]
-    assert {tuple(colour) for colour in drawn.tolist()} == {(255, 0, 0), (0, 255, 0)}
-    assert 0.4 < (drawn[:, 0] > 0).mean() < 0.6
-    assert not lines[0, 0, 3]
-    assert not lines[len(lines) // 2, len(lines) // 2, 3]
-
-
-def test_large_images_are_thinned_and_small_ones_are_not():
-    assert thin(np.zeros((3, 1024, 2048))).shape == (3, 147, 293)
-    assert thin(np.zeros((64, 64))).shape == (64, 64)

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 _PATIENCE = 2.0  # seconds that pass without a word
@@ -19,46 +19,39 @@ def progress(items: Iterable[T], total: int, what: str, quiet: bool = False) -> 
     >>> list(progress([1, 2], 2, "reading"))
     [1, 2]
     """
-    if quiet:
-        yield from items
-        return
-    started = said = time.monotonic()
-    bar = None
-    try:
+    with reporting(what, quiet) as report:
         for done, item in enumerate(items):
-            now = time.monotonic()
-            if now - started > _PATIENCE:
-                if sys.stderr.isatty():
-                    bar = bar or _bar(what, total)
-                    bar.update(bar.task_ids[0], completed=done)
-                elif now - said > _INTERVAL:
-                    print(f"{what}: {done:,} of {total:,}", file=sys.stderr, flush=True)
-                    said = now
+            report(done, total)
             yield item
-    finally:
-        if bar is not None:
-            bar.stop()
 
 
 @contextmanager
-def reporting(what: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """The same for functions that take a callback of (done, total).
+def reporting(what: str, quiet: bool = False) -> Iterator[Callable[[float, int], None]]:
+    """The same for functions that take a callback of (done, total); both may change from call to call.
 
     >>> with reporting("reading") as report:
     ...     report(1, 2)
     """
-    steps: dict[str, Any] = {}
+    started = said = time.monotonic()
+    bar = None
 
-    def report(done: int, total: int) -> None:
-        if "items" not in steps:
-            steps["items"] = progress(iter(int, 1), total, what, quiet)  # an endless row of zeros: `report` counts
-        next(steps["items"])
+    def report(done: float, total: int) -> None:
+        nonlocal said, bar
+        now = time.monotonic()
+        if quiet or now - started <= _PATIENCE:
+            return
+        if sys.stderr.isatty():
+            bar = bar or _bar(what, total)
+            bar.update(bar.task_ids[0], completed=done, total=total)
+        elif now - said > _INTERVAL:
+            print(f"{what}: {int(done):,} of {total:,}", file=sys.stderr, flush=True)
+            said = now
 
     try:
         yield report
     finally:
-        if "items" in steps:
-            steps["items"].close()
+        if bar is not None:
+            bar.stop()
 
 
 def _bar(what: str, total: int):

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ambiseg.prediction import Prediction
 
 EXAMPLES = """\
 examples:
   ambiseg predict demo scan.png                       the model that comes with the package; see predictions/scan/
   ambiseg predict runs/mine scans/ --out masks/       every image of a folder, and of the folders in it
   ambiseg predict runs/mine ct.nii.gz --samples 16    16 equally likely volumes instead of weighted ones
-  ambiseg predict runs/mine slide.tif --window 768    a large image, its features by windows of 768 pixels
+  ambiseg predict runs/mine slide.tif --window 768    a large image in windows of 768 pixels
   ambiseg predict runs/mine scans/ --skip-existing    go on after an interruption
   ambiseg predict runs/mine scan.png --json - --quiet results for another program
 """
@@ -23,16 +30,21 @@ PNG, JPEG, BMP, TIFF, NumPy, NIfTI and DICOM are read; a folder of DICOM files i
 Exit code: 0 when all images were predicted, 1 when some were not, 2 when none was. An image that cannot be
 predicted is one line on the error stream, and the others go on."""
 
+_SHOWN = 40  # lines of the table that are printed; --json has all
+_SHELL = {  # arguments of functions that error messages name, as they are typed
+    r"^(per_stratum|samples|window|overlap|device): ": lambda found: f"--{found[1].replace('_', '-')}: ",
+    'existing="skip"': "--skip-existing",
+    'existing="overwrite"': "--overwrite",
+    "convert=True": "--convert",
+    r"\bwindow=(\d+)": r"--window \1",
+    "set samples instead": "use --samples",
+}
+
 
 def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     """Add ``predict``."""
-    command = commands.add_parser(
-        "predict",
-        help="write weighted masks of new images",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=formatter,
-    )
+    about: dict[str, Any] = {"description": DESCRIPTION, "epilog": EXAMPLES, "formatter_class": formatter}
+    command = commands.add_parser("predict", help="write weighted masks of new images", **about)
     command.set_defaults(run=_run)
     command.add_argument("model", metavar="RUN", help="the folder of a run, or demo")
     command.add_argument("images", metavar="IMAGE", nargs="+", help="images, or folders of images")
@@ -40,52 +52,42 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
 
     masks = command.add_argument_group("masks")
     form = masks.add_mutually_exclusive_group()
-    form.add_argument(
-        "--per-expert", type=int, default=4, metavar="N", help="weighted masks of each expert (default: 4)"
-    )
-    form.add_argument("--samples", type=int, metavar="N", help="equally likely masks instead, experts drawn by weight")
+    count: dict[str, Any] = {"type": int, "metavar": "N"}
+    form.add_argument("--per-stratum", **count, help="weighted masks per stratum, such as an expert (default: 4)")
+    form.add_argument("--samples", **count, help="equally likely masks instead (without strata the default: 16)")
     masks.add_argument("--seed", type=int, default=0, help="other masks of the same distribution (default: 0)")
     masks.add_argument("--no-merge", action="store_true", help="keep equal masks apart instead of adding their weights")
 
-    images = command.add_argument_group("images")
-    images.add_argument(
-        "--window",
-        type=int,
-        metavar="PIXELS",
-        help="cut larger images into windows; 0 never (default: 512 from 1024² on)",
-    )
-    images.add_argument("--overlap", type=int, metavar="PIXELS", help="of windows (default: a quarter)")
+    images, side = command.add_argument_group("images"), {"type": int, "metavar": "PIXELS"}
+    images.add_argument("--window", **side, help="cut larger images into windows; 0 never (default: 512 from 1024² on)")
+    images.add_argument("--overlap", **side, help="of windows (default: a quarter)")
     images.add_argument("--convert", action="store_true", help="read grey as colour, and colour that is grey as grey")
     images.add_argument("--axes", metavar="AXES", help="of NumPy arrays: HW, HWC, CHW, DHW, DHWC or DCHW")
-    images.add_argument(
-        "--axis", type=int, choices=(0, 1, 2), help="of NIfTI volumes, to cut slices from (default: as in training)"
-    )
-    images.add_argument(
-        "--dicom",
-        choices=("series", "files"),
-        default="series",
-        help="what the DICOM files of a folder are (default: series)",
-    )
+    images.add_argument("--axis", type=int, choices=(0, 1, 2), help="of NIfTI slices (default: as in training)")
+    dicom = "what the DICOM files of a folder are (default: series)"
+    images.add_argument("--dicom", choices=("series", "files"), default="series", help=dicom)
 
     running = command.add_argument_group("running")
-    running.add_argument(
-        "--which", choices=("best", "last"), default="best", help="weights of which epoch (default: best)"
-    )
+    running.add_argument("--which", choices=("best", "last"), default="best", help="weights of (default: best)")
     running.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps … (default: cpu)")
     there = running.add_mutually_exclusive_group()
     there.add_argument("--overwrite", action="store_true", help="replace earlier predictions in DIR")
     there.add_argument("--skip-existing", action="store_true", help="leave out images that have one")
     running.add_argument("--no-overview", action="store_true", help="no overview picture")
-    running.add_argument(
-        "--json", metavar="FILE", help="also write the table as JSON; - is the output stream, in its place"
-    )
+    running.add_argument("--json", metavar="FILE", help="also write the table as JSON; - prints it instead")
     running.add_argument("--quiet", action="store_true", help="print failures only, and no progress")
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    import sys
-    from pathlib import Path
+    from ambiseg._util.errors import DataError
 
+    try:
+        return _predict(arguments)
+    except DataError as error:
+        raise DataError(_in_shell_words(error)) from None
+
+
+def _predict(arguments: argparse.Namespace) -> int:
     from ambiseg._util.errors import DataError
     from ambiseg._util.progress import reporting
     from ambiseg.data.sets.folder.settings import AXES
@@ -93,70 +95,60 @@ def _run(arguments: argparse.Namespace) -> int:
     from ambiseg.prediction.inputs import find_inputs
     from ambiseg.prediction.writing import Existing, target
 
+    out = Path(arguments.out)
     if arguments.axes is not None and arguments.axes not in AXES:
         raise DataError(f"--axes: expected one of {', '.join(AXES)}, found {arguments.axes!r}")
     if arguments.json not in (None, "-") and not Path(arguments.json).absolute().parent.is_dir():
         raise DataError(f"--json: expected a file in a folder that exists, found {arguments.json}")
-    if Path(arguments.out).exists() and not Path(arguments.out).is_dir():  # before anything is predicted
-        raise DataError(f"{arguments.out}: expected a folder to write into, found a file")
-    options = Options(
-        per_expert=arguments.per_expert,
-        samples=arguments.samples,
-        seed=arguments.seed,
-        window=arguments.window,
-        overlap=arguments.overlap,
-        merge=not arguments.no_merge,
-        convert=arguments.convert,
-    )
+    if out.exists() and not out.is_dir():  # before anything is predicted
+        raise DataError(f"{out}: expected a folder to write into, found a file")
+    given = {name: getattr(arguments, name) for name in ("per_stratum", "samples", "seed", "window", "overlap")}
+    options = Options(**given, merge=not arguments.no_merge, convert=arguments.convert)
     existing: Existing = "overwrite" if arguments.overwrite else "skip" if arguments.skip_existing else "refuse"
-    found, out = find_inputs(arguments.images, arguments.dicom, arguments.out), Path(arguments.out)
+    found = find_inputs(arguments.images, arguments.dicom, out)
     todo = [one for one in found if target(out, one.name, existing) is not None]
     predictor = Predictor(arguments.model, options, arguments.which, arguments.device)
     failures, rows = [], []
+    with reporting("predicting", arguments.quiet) as report:
+        for i, one in enumerate(todo):
 
-    def failed(path: Path, error: Exception) -> None:
-        said = " ".join(str(error).split())
-        failures.append({"image": str(path), "error": said})
-        print(f"ambiseg: {said}", file=sys.stderr)
-
-    steps = {}
-    with reporting("opening", arguments.quiet) as progress:  # only headers, to know how much there is to do
-        for one in todo:
-            try:
-                steps[one] = predictor.steps(predictor.open(one.path, arguments.axes, arguments.axis))
-            except DataError as error:
-                failed(one.path, error)
-            progress(len(steps), len(todo))
-    total, done = sum(steps.values()), 0
-    with reporting("predicting", arguments.quiet) as progress:
-        for one in steps:
-
-            def step(_done: int, _total: int) -> None:
-                nonlocal done
-                done += 1
-                progress(done, total)
+            def progress(done: int, total: int, before: int = i) -> None:  # in windows and slices, or in images
+                report(*((done, total) if len(todo) == 1 else (before + done / total, len(todo))))
 
             try:
-                prediction = predictor(predictor.open(one.path, arguments.axes, arguments.axis), one.name, step)
+                prediction = predictor(predictor.open(one.path, arguments.axes, arguments.axis), one.name, progress)
             except DataError as error:
-                failed(one.path, error)
+                failures.append({"image": str(one.path), "error": _in_shell_words(error)})
+                print(f"ambiseg: {failures[-1]['error']}", file=sys.stderr)
                 continue
-            folder = write(prediction, out, existing, not arguments.no_overview)
-            rows.append(_row(prediction, folder))
+            rows.append(_row(prediction, write(prediction, out, existing, not arguments.no_overview)))
             for note in prediction.notes:
                 print(f"ambiseg: {one.path}: {note}", file=sys.stderr)
-    _report(arguments, rows, failures, len(found) - len(todo))
+    _print(arguments, rows, failures, len(found) - len(todo))
     return 0 if not failures else 1 if rows else 2
 
 
-def _row(prediction: Any, folder: Any) -> dict[str, Any]:
+def _in_shell_words(error: Exception) -> str:
+    """The message in one line, with arguments as options of the shell.
+
+    >>> _in_shell_words(ValueError("per_stratum: expected 1 or more, found 0"))
+    '--per-stratum: expected 1 or more, found 0'
+    """
+    message = " ".join(str(error).split())
+    for pattern, typed in _SHELL.items():
+        message = re.sub(pattern, typed, message)
+    return message
+
+
+def _row(prediction: Prediction, folder: Path) -> dict[str, Any]:
+    strata = prediction.strata
     return {
         "image": str(prediction.source.path),
         "name": prediction.name,
         "folder": str(folder),
         "size": list(prediction.source.size),
         "slices": prediction.source.slices,
-        "expert_weights": prediction.expert_weights.tolist(),
+        "strata": None if strata is None else {"name": strata.name, "weights": strata.weights.tolist()},
         "masks": prediction.masks.count,
         "top_weight": float(prediction.masks.mass[0, 0]),
         "mean_entropy": float(prediction.entropy.mean()),
@@ -164,12 +156,8 @@ def _row(prediction: Any, folder: Any) -> dict[str, Any]:
     }
 
 
-def _report(
-    arguments: argparse.Namespace, rows: list[dict[str, Any]], failures: list[dict[str, str]], skipped: int
-) -> None:
+def _print(arguments: argparse.Namespace, rows: list[dict[str, Any]], failures: list[Any], skipped: int) -> None:
     if arguments.json is not None:
-        import json
-
         from ambiseg._util.files import write_text
 
         text = json.dumps({"predictions": rows, "failures": failures, "skipped": skipped}, indent=1) + "\n"
@@ -180,22 +168,21 @@ def _report(
     if arguments.quiet:
         return
     from rich.console import Console
-    from rich.table import Table
+
+    from ambiseg._util.tables import table
 
     console = Console(markup=False)
     if rows:
-        table = Table("image", "experts", "masks", "top mask", "entropy", box=None, pad_edge=False, header_style="bold")
+        strata = [f"{rows[0]['strata']['name']}s"] if rows[0]["strata"] else []
+        cells = []
         for row in rows[:_SHOWN]:
-            experts = " ".join(f"{weight:.2f}" for weight in row["expert_weights"])
-            cells = row["name"], experts, str(row["masks"]), f"{row['top_weight']:.3f}", f"{row['mean_entropy']:.4f}"
-            table.add_row(*cells)
-        console.print(table)
+            weights = [" ".join(f"{weight:.2f}" for weight in row["strata"]["weights"])] if strata else []
+            numbers = str(row["masks"]), f"{row['top_weight']:.3f}", f"{row['mean_entropy']:.4f}"
+            cells.append([row["name"], *weights, *numbers])
+        console.print(table(["image", *strata, "masks", "top mask", "entropy"], cells))
     if len(rows) > _SHOWN:
         console.print(f"and {len(rows) - _SHOWN:,} more")
     told = f"{len(rows):,} predicted" + (f", {skipped:,} skipped" if skipped else "")
     told += f", {len(failures):,} failed" if failures else ""
     where = f"; written to {arguments.out}" if rows else f"; those in {arguments.out} stay" if skipped else ""
     console.print(f"{told}{where}", highlight=False, soft_wrap=True)
-
-
-_SHOWN = 40  # lines of the table that are printed: a JSON file has them all

@@ -15,33 +15,35 @@ from ambiseg.io.source import ReadOptions, Source, once
 
 def open_picture(path: Path, options: ReadOptions) -> Source:
     """One picture, decoded at once: orientation, palette and alpha decide its size and channels."""
-    kind, pixels = _read_picture(path, options)
-    channels, height, width = pixels.shape
-    return Source(path, kind, 1, (height, width), channels, pixels.dtype, lambda _: pixels)
-
-
-def _read_picture(path: Path, options: ReadOptions) -> tuple[str, np.ndarray]:
-    """Format by content, whatever the suffix is, and ``[C, H, W]``."""
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     content = io.BytesIO(path.read_bytes())
     with Image.open(content) as image:
-        kind = str(image.format)
-        if kind == "PNG" and image.mode in ("RGB", "RGBA") and ";16B" in str(image.tile[0][3]):
-            return kind, np.moveaxis(_without_alpha(path, _read_deep(path, image, content)), -1, 0)
-        turned = ImageOps.exif_transpose(image)  # as every viewer shows it
-        if turned.mode == "P" and not options.applies_palette:
-            return kind, np.asarray(turned)[None]
-        if turned.mode in ("P", "PA"):
-            turned = turned.convert("RGBA" if "transparency" in turned.info or turned.mode == "PA" else "RGB")
-        elif turned.mode in ("CMYK", "YCbCr", "HSV", "LAB"):
-            turned = turned.convert("RGB")
-        pixels = np.asarray(turned)
+        kind, dpi = str(image.format), image.info.get("dpi")
+        pixels = _read_picture(path, image, content, options)
+    channels, height, width = pixels.shape
+    return Source(path, kind, 1, (height, width), channels, pixels.dtype, lambda _: pixels, dpi=dpi)
+
+
+def _read_picture(path: Path, image: Any, content: io.BytesIO, options: ReadOptions) -> np.ndarray:
+    """``[C, H, W]``."""
+    from PIL import ImageOps
+
+    if image.format == "PNG" and image.mode in ("RGB", "RGBA") and ";16B" in str(image.tile[0][3]):
+        return np.moveaxis(_without_alpha(path, _read_deep(path, image, content)), -1, 0)
+    turned = ImageOps.exif_transpose(image)  # as every viewer shows it
+    if turned.mode == "P" and not options.applies_palette:
+        return np.asarray(turned)[None]
+    if turned.mode in ("P", "PA"):
+        turned = turned.convert("RGBA" if "transparency" in turned.info or turned.mode == "PA" else "RGB")
+    elif turned.mode in ("CMYK", "YCbCr", "HSV", "LAB"):
+        turned = turned.convert("RGB")
+    pixels = np.asarray(turned)
     if pixels.dtype == np.bool_ and not options.mask:
         pixels = pixels.astype(np.uint8) * np.uint8(255)  # black and white, as a viewer shows it
     if pixels.ndim == 2:
-        return kind, pixels[None].astype(pixels.dtype.newbyteorder("="), copy=False)
-    return kind, np.moveaxis(_without_alpha(path, pixels), -1, 0)
+        return pixels[None].astype(pixels.dtype.newbyteorder("="), copy=False)
+    return np.moveaxis(_without_alpha(path, pixels), -1, 0)
 
 
 def _read_deep(path: Path, image: Any, content: io.BytesIO) -> np.ndarray:

@@ -33,6 +33,7 @@ class Source:
         affine: ``[4, 4]``, from (slice, row, column) to millimetres right, anterior and superior; ``None`` if the
             format has none.
         notes: warnings about the file, which can be read all the same.
+        dpi: pixels per inch of a picture, across and down, if the file says so.
     """
 
     path: Path
@@ -44,6 +45,7 @@ class Source:
     read: Callable[[int], np.ndarray]
     affine: np.ndarray | None = None
     notes: tuple[Problem, ...] = ()
+    dpi: tuple[float, float] | None = None
 
     @property
     def nbytes(self) -> int:

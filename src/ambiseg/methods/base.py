@@ -123,6 +123,10 @@ class Predictive(ABC):
         weights = None if noise.weights is None else noise.weights.detach()
         return MaskDistribution(torch.stack(labels, 1), weights, marginal=marginal)
 
+    def passes(self, n: int) -> int:
+        """How often networks run over all windows of the image to render ``n`` draws; 0 where features are kept."""
+        return 0
+
     def sample(self, n: int, generator: torch.Generator | None = None) -> MaskDistribution:
         """The standard form: ``n`` equally likely masks per image."""
         if n < 1:
@@ -327,8 +331,16 @@ class _Windowed(Predictive):
             tile.add(canvas, part.probs(noise.crop(tile.y, tile.x, part.size, self.padded)))
         return canvas
 
+    @property
+    def _draws(self) -> int:
+        """How many draws are blended at a time."""
+        return max(1, _CANVAS // (4 * self.classes * self.size[0] * self.size[1]))
+
+    def passes(self, n: int) -> int:
+        return -(-n // self._draws)
+
     def render(self, noise: Noise) -> MaskDistribution:
-        draws = max(1, _CANVAS // (4 * self.classes * self.size[0] * self.size[1]))
+        draws = self._draws
         mass, labels, marginal = noise.mass, [], torch.zeros((), device=self.image.device)
         with torch.no_grad():
             for start in range(0, noise.count, draws):

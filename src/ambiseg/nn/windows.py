@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ambiseg._util.errors import DataError
 from ambiseg.nn.features import Backbone, Features
 from ambiseg.nn.unet import pad_to_multiple
 
@@ -72,11 +73,11 @@ def cuts(length: int, window: int, overlap: int, multiple: int = 1) -> list[Cut]
 
 
 def spacing(window: int | None, overlap: int | None) -> tuple[int, int]:
-    """Window and overlap with their defaults; an overlap of more than half of the window is a ``ValueError``."""
+    """Window and overlap with their defaults; an overlap of more than half of the window is a ``DataError``."""
     window = WINDOW if window is None else window
     overlap = window // 4 if overlap is None else overlap
     if window and not 0 <= overlap <= window // 2:
-        raise ValueError(f"overlap: expected 0 to {window // 2}, half of the window, found {overlap}")
+        raise DataError(f"overlap: expected 0 to {window // 2}, half of the window, found {overlap}")
     return window, overlap
 
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from ambiseg._util.errors import DataError
 from ambiseg.io.source import Source
-from ambiseg.methods.base import Method
 from ambiseg.prediction.inputs import array_source, find_inputs
-from ambiseg.prediction.predictor import Draw, Options, Prediction, Predictor
+from ambiseg.prediction.predictor import Predictor
+from ambiseg.prediction.result import Draw, Options, Prediction, Strata
 from ambiseg.prediction.writing import Existing, target, write
-from ambiseg.runs import Run, Which
+from ambiseg.runs import Run, TrainedModel, Which
 
-__all__ = ["Draw", "Options", "Prediction", "Predictor", "predict", "write"]
+__all__ = ["Draw", "Options", "Prediction", "Predictor", "Strata", "predict", "write"]
 
 Images: TypeAlias = (
     str | os.PathLike[str] | np.ndarray | Tensor | Sequence[str | os.PathLike[str] | np.ndarray | Tensor]
@@ -27,11 +27,11 @@ Images: TypeAlias = (
 
 
 def predict(
-    run: str | os.PathLike[str] | Run | Method,
+    run: str | os.PathLike[str] | Run | TrainedModel,
     images: Images,
     out: str | os.PathLike[str] | None = None,
     *,
-    per_expert: int = 4,
+    per_stratum: int | None = None,
     samples: int | None = None,
     seed: int = 0,
     window: int | None = None,
@@ -49,33 +49,31 @@ def predict(
     """Weighted masks of new images, and their files if ``out`` is given.
 
     Args:
-        run: the folder of a run, ``"demo"``, or a model that ``ambiseg.load`` returned.
+        run: the folder of a run, ``"demo"``, an opened :class:`~ambiseg.runs.Run`, or the model that ``ambiseg.load``
+            returns.
         images: files, folders (all images below; DICOM files of one folder are one series), or arrays ``[C, H, W]``
             and volumes ``[D, C, H, W]`` in the units of the training data. One of them, or a list.
-        out: a folder; every image gets one of its name in it, which appears when all its files are written.
-        per_expert, samples, seed, window, overlap, merge, convert: see :class:`Options`.
-        axes: how ``.npy`` and ``.npz`` arrays are stored: HW, HWC, CHW, DHW, DHWC or DCHW; as in training.
-        axis: which axis of a NIfTI volume the slices are cut from; as in training, or the last.
-        dicom: DICOM files of one folder are the slices of one ``"series"``, or ``"files"`` that stand alone.
-        existing: of earlier results in ``out``: ``"refuse"``, ``"skip"`` images that have them, or ``"overwrite"``.
+        out: a folder; every image gets a folder of its name in it, which appears when all its files are written.
+        per_stratum, samples, seed, window, overlap, merge, convert: see :class:`Options`.
+        axes: of ``.npy`` and ``.npz`` arrays: HW, HWC, CHW, DHW, DHWC or DCHW; None is as in training.
+        axis: of a NIfTI volume that slices are cut along; None is as in training, or the last.
+        dicom: DICOM files of one folder are the slices of one ``"series"``, or separate ``"files"``.
+        existing: what to do with earlier results in ``out``: ``"refuse"``, ``"skip"`` their images, ``"overwrite"``.
         overview: also draw ``overview.png``.
-        which: weights of the ``best`` epoch or of the ``last``.
-        device: to compute on; the CPU for a run, where it is for a model.
+        which: weights of the ``best`` epoch or of the ``last``; a model has its own.
+        device: to compute on; None is the CPU for a run, and the device of the weights for a model.
 
     Returns:
-        One prediction an image, in order; images that ``existing`` skips are left out. Each holds its masks: for
+        One prediction per image, in order; images that ``existing`` skips are left out. Each holds its masks: for
         thousands of images call a :class:`Predictor` on one after the other, as the command does.
 
-    >>> from ambiseg.runs import Card
-    >>> from ambiseg.data.intensity import Intensity
-    >>> from ambiseg.methods import MoSE
-    >>> model = MoSE(1, 2, experts=2, backbone="unet-light")             # or ambiseg.load("runs/mine")
-    >>> model.card = Card(("background", "nodule"), (1,), 1, Intensity(0, 255, 127.5, 127.5), "nodules")
-    >>> [one] = predict(model, np.random.default_rng(0).integers(0, 256, (1, 32, 48)), per_expert=3)
-    >>> one.masks.spatial, len(one.draws), one.expert_masks.shape
-    (torch.Size([32, 48]), 6, torch.Size([2, 32, 48]))
+    >>> from ambiseg import load
+    >>> image = np.random.default_rng(0).integers(-1000, 400, (1, 32, 48))
+    >>> [one] = predict(load("demo"), image, per_stratum=3)
+    >>> one.masks.spatial, len(one.draws), one.strata.name, one.strata.centres.shape
+    (torch.Size([32, 48]), 12, 'expert', torch.Size([4, 32, 48]))
     """
-    options = Options(per_expert, samples, seed, window, overlap, merge, convert)
+    options = Options(per_stratum, samples, seed, window, overlap, merge, convert)
     given = [images] if isinstance(images, str | os.PathLike | np.ndarray | Tensor) else list(images)
     arrays = [image for image in given if isinstance(image, np.ndarray | Tensor)]
     paths = [image for image in given if not isinstance(image, np.ndarray | Tensor)]

@@ -1,13 +1,13 @@
-"""What to predict on: files, folders and DICOM series by name, arrays from memory, and their pixels as input."""
+"""Images to predict: files, folders and DICOM series with their names, arrays from memory, and their pixels."""
 
 from __future__ import annotations
 
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +21,8 @@ from ambiseg.io.formats import FORMATS, UNREAD, format_of, stem_of, suffix_of
 from ambiseg.io.source import Source
 
 
-@dataclass(frozen=True)
-class Input:
-    """One image to predict on; its results go into a folder of its name."""
+class Input(NamedTuple):
+    """One image to predict; its results go into a folder of its name."""
 
     name: str
     path: Path
@@ -32,14 +31,14 @@ class Input:
 def find_inputs(
     paths: Sequence[str | os.PathLike[str]], dicom: str = "series", skip: str | os.PathLike[str] | None = None
 ) -> list[Input]:
-    """Every image that ``paths`` lead to, folders with all that is below them.
+    """Every image in ``paths``, folders with all that is below them.
 
     A file is named by its stem, one inside of a given folder by its path from there. Where two would share a name they
-    keep their suffix, and where that does not help the name of their folder as well.
+    keep their suffix, and where that is not enough the name of their folder as well.
 
     Args:
-        dicom: the DICOM files of a folder are the slices of one ``"series"``, or ``"files"`` that stand alone.
-        skip: a folder that is not looked into: earlier results are no images.
+        dicom: the DICOM files of a folder are the slices of one ``"series"``, or separate ``"files"``.
+        skip: a folder that is left out, because it holds earlier results.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -53,18 +52,15 @@ def find_inputs(
     for given in map(Path, paths):
         if not given.exists():
             raise FileError.of("E001", given, "expected an image or a folder of images, found nothing of that name")
-        whole = Path(os.path.abspath(given))
+        inside, top = [given], Path(os.path.abspath(given))
         if given.is_dir():
             inside = list(_walk(given, dicom, None if skip is None else os.path.realpath(skip)))
-            if not inside:
-                held = some(sorted(p.name for p in given.iterdir())) or "an empty folder"
-                raise FileError.of("E003", given, f"expected images ({' '.join(FORMATS)}), found {held}")
-            for path in inside:
-                found.setdefault(os.path.realpath(path), (path, whole if path != given else whole.parent))
-        else:
-            found.setdefault(os.path.realpath(given), (given, whole.parent))
-    pairs = list(found.values())
-    return [Input(name, path) for name, (path, _) in zip(_names(pairs), pairs, strict=True)]
+        if not inside:
+            held = some(sorted(p.name for p in given.iterdir())) or "an empty folder"
+            raise FileError.of("E003", given, f"expected images ({' '.join(FORMATS)}), found {held}")
+        for path in inside:
+            found.setdefault(os.path.realpath(path), (path, top.parent if path == given else top))
+    return [Input(name, path) for name, (path, _) in zip(_names(found.values()), found.values(), strict=True)]
 
 
 def _walk(top: Path, dicom: str, skip: str | None) -> Iterator[Path]:
@@ -72,23 +68,20 @@ def _walk(top: Path, dicom: str, skip: str | None) -> Iterator[Path]:
         raise FileError.of("E003", top, f"expected images alone, found masks/ as well; name {top / 'images'} instead")
     been: set[str] = set()
     for here, folders, files in os.walk(top, onerror=_closed, followlinks=True):
-        been.add(os.path.realpath(here))  # a link to a folder above would lead round in circles
-        folders[:] = sorted(
-            f
-            for f in folders
-            if not _hidden(f) and (real := os.path.realpath(Path(here, f))) not in been and real != skip
-        )
+        been.add(os.path.realpath(here))  # a link to a folder above would never end
+        known = {*been, skip}
+        folders[:] = sorted(f for f in folders if not _hidden(f) and os.path.realpath(Path(here, f)) not in known)
         paths = [Path(here, name) for name in sorted(files) if not _hidden(name)]
         kinds = {path: format_of(path) for path in paths}
         if dicom == "series" and "DICOM" in kinds.values():
             yield Path(here)
             paths = [path for path in paths if kinds[path] != "DICOM"]
-        # Pictures in formats that are not read are yielded too: opening them says so, and silence would lose them.
+        # Pictures in formats that cannot be read are yielded too: opening them reports it.
         yield from (path for path in paths if kinds[path] or suffix_of(path) in UNREAD)
 
 
 def _closed(error: OSError) -> None:
-    """A folder that may not be read would be passed over in silence, and its images with it."""
+    """An error, because ``os.walk`` leaves out folders that may not be read."""
     message = f"expected a folder that may be read, found: {error.strerror}"
     raise FileError.of("E201", str(error.filename), message, "change the folder's permissions")
 
@@ -97,31 +90,26 @@ def _hidden(name: str) -> bool:
     return name.startswith(".") or name.lower() in IGNORED
 
 
-def _names(pairs: list[tuple[Path, Path]]) -> list[str]:
-    """The shortest names that tell all apart, also where a file system does not tell capitals from small letters."""
+def _names(pairs: Iterable[tuple[Path, Path]]) -> list[str]:
+    """The shortest names that are unique, also on file systems that ignore case."""
     choices = []
     for path, top in pairs:
         whole = Path(os.path.abspath(path))
         inside = whole.relative_to(top).parent
         stem = whole.name if path.is_dir() else stem_of(whole)
-        choices.append([(inside / stem).as_posix(), (inside / whole.name).as_posix(), "/".join(whole.parts[-2:])])
-    names = [_composed(choice[0]) for choice in choices]
+        forms = (inside / stem).as_posix(), (inside / whole.name).as_posix(), "/".join(whole.parts[-2:])
+        choices.append([unicodedata.normalize("NFC", form).lstrip("./") or "image" for form in forms])
+    names = [choice[0] for choice in choices]
     for longer in (1, 2):
         for i in _clashing(names):
-            names[i] = _composed(choices[i][longer])
-    taken: Counter[str] = Counter()
-    for i in _clashing(names):  # the same folder and file in two places: nothing is left but to count
-        taken[names[i].casefold()] += 1
-        names[i] += f"-{taken[names[i].casefold()]}"
+            names[i] = choices[i][longer]
+    for number, i in enumerate(_clashing(names), 1):  # the same folder and file name in two places
+        names[i] += f"-{number}"
     return names
 
 
-def _composed(name: str) -> str:
-    return unicodedata.normalize("NFC", name).lstrip("./") or "image"
-
-
 def _clashing(names: list[str]) -> list[int]:
-    """Names that are another's too, or that another's folder would lie in."""
+    """Names that another image has too, or that are the folder of another."""
     folded = [name.casefold() for name in names]
     times = Counter(folded)
     above = {parent.as_posix() for name in folded for parent in Path(name).parents}
@@ -132,7 +120,7 @@ def _clashing(names: list[str]) -> list[int]:
 
 
 def array_source(array: np.ndarray | Tensor, name: str) -> Source:
-    """An image ``[C, H, W]`` or a volume ``[D, C, H, W]`` from memory, as if it had been a file.
+    """An image ``[C, H, W]`` or a volume ``[D, C, H, W]`` from memory, as if it were a file.
 
     >>> array_source(np.zeros((5, 1, 4, 6)), "a").form
     '5 slices of 4×6'
@@ -152,16 +140,19 @@ def read_pixels(source: Source, k: int, channels: int, convert: bool) -> Tensor:
 
     Args:
         channels: that the model was trained on.
-        convert: repeat a grey image in three channels, and take one of three that are equal.
+        convert: repeat a grey image in three channels, and take one of three equal ones.
     """
     raw = source.read(k)
     if len(raw) != channels:
         raw = _converted(raw, channels) if convert else None
     if raw is None:
-        ways = {(3, 1): "; --convert reads grey as colour", (1, 3): "; --convert reads three equal channels as one"}
+        ways = {
+            (3, 1): "; convert=True reads grey as colour",
+            (1, 3): "; convert=True reads three equal channels as one",
+        }
         message = f"expected {count(channels, 'channel')}, as the model was trained on, found {source.channels}"
         hint = ways.get((channels, source.channels), "") if not convert else ""
-        raise DataError(f"{source.path}: {message}{hint}")  # what helps a data set (E308) does not help here
+        raise DataError(f"{source.path}: {message}{hint}")  # the fix of E308 is about data sets
     if raw.dtype.kind == "f" and (wrong := int((~np.isfinite(raw)).sum())):
         raise FileError.of(
             "E206", source.path, f"expected finite values, found {count(wrong, 'value')} nan or infinite"

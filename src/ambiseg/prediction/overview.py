@@ -1,221 +1,183 @@
-"""One page about a prediction: the image, a row for each expert with its probability and samples, and the entropy."""
+"""One picture of a prediction: image, entropy and weighted masks, in rows by stratum for methods that have strata."""
 
 from __future__ import annotations
 
-import colorsys
 import math
 import warnings
-from typing import Any, BinaryIO
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+from torch import Tensor
 
-from ambiseg.prediction.predictor import Prediction
+from ambiseg._util.text import count, percent
+from ambiseg.prediction.result import Prediction
+from ambiseg.viz.colours import HEAT, INK, LINE, SOFT, label_colours
+from ambiseg.viz.pictures import overlay, photograph, scaled
 
-# Okabe and Ito's colours, which people with any kind of colour vision tell apart; the ground is black
-_DISTINCT = ("#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#d55e00", "#cc79a7", "#0072b2")
-_INK, _GREY = "#1d2630", "#5b6875"
-_ROWS, _COLUMNS = 8, 4  # experts and samples of each that there is room for
-_SIDE = 320  # pixels that a panel is drawn with, or about
-_PANEL = 1.45  # inches
-_GOLDEN = 0.618034  # of a turn: hues that follow each other are far apart, however many there are
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-
-def class_colours(count: int) -> np.ndarray:
-    """``[count, 3]`` bytes: black for class 0, and colours that can be told apart for the next seven.
-
-    >>> class_colours(3).tolist()
-    [[0, 0, 0], [230, 159, 0], [86, 180, 233]]
-    """
-    known = [tuple(int(text[i : i + 2], 16) for i in (1, 3, 5)) for text in _DISTINCT[:count]]
-    wheel = [colorsys.hsv_to_rgb(i * _GOLDEN % 1, 0.65, 0.95) for i in range(count - len(known))]
-    return np.array([*known, *[tuple(round(255 * part) for part in hue) for hue in wheel]], np.uint8)
+_ROWS, _COLUMNS = 8, 5  # of panels, at most
+_SIDE = 320  # pixels of a panel, about
+_PANEL, _LABEL, _TOP, _BOTTOM = 1.45, 1.0, 0.85, 0.5  # inches: a panel's longer side, row labels, title, legend
+_BETWEEN = 0.27  # inches between rows
 
 
-def heat(count: int) -> np.ndarray:
-    """``[count, 3]`` bytes from black over red to light yellow, each brighter than the one before."""
-    from matplotlib import colormaps
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """Panels side by side, each a mask and its title; the lines of the label stand to the left of them."""
 
-    return np.round(255 * colormaps["magma"](np.linspace(0, 1, count))[:, :3]).astype(np.uint8)
-
-
-def overlay(image: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
-    """``[h, w, 3]`` bytes: the image in grey, every class tinted in its colour and outlined.
-
-    Args:
-        image: ``[h, w]`` or ``[h, w, 3]`` bytes.
-        labels: ``[h, w]`` class ids.
-    """
-    grey = image.astype(float) if image.ndim == 2 else image.astype(float).mean(-1)
-    grey = np.repeat((0.85 * grey)[..., None], 3, -1)
-    colours = class_colours(max(classes, 2)).astype(float)[labels]
-    marked = (labels > 0)[..., None]
-    shown = np.where(marked, 0.68 * grey + 0.32 * colours, grey)
-    edge = np.zeros(labels.shape, bool)  # inside of what is outlined: the colour is its class's own
-    for axis in (0, 1):
-        for shift in (1, -1, 2, -2):
-            edge |= labels != _shifted(labels, shift, axis)
-    return np.where((edge & (labels > 0))[..., None], colours, shown).astype(np.uint8)
-
-
-def _shifted(labels: np.ndarray, shift: int, axis: int) -> np.ndarray:
-    moved = np.roll(labels, shift, axis)
-    ends = [slice(None), slice(None)]
-    ends[axis] = slice(0, shift) if shift > 0 else slice(shift, None)
-    moved[tuple(ends)] = labels[tuple(ends)]  # nothing comes in from the other side
-    return moved
+    panels: Sequence[tuple[Tensor, str]]
+    label: str = ""
+    weight: float | None = None
+    note: str = ""
 
 
 def draw_overview(prediction: Prediction, file: BinaryIO) -> None:
-    """Write the page as a PNG. Of a volume it shows the slice with the most entropy."""
+    """Write the picture as a PNG. Of a volume it shows the slice with the most entropy."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    page = _Page(prediction)
-    figure = Figure(figsize=page.size, facecolor="white")
-    FigureCanvasAgg(figure)
+    strata = prediction.strata is not None
+    rows, hidden = _strata_rows(prediction) if strata else _mask_rows(prediction)
+    columns = max(len(row.panels) for row in rows)
+    depth, (height, width) = prediction.source.slices, prediction.source.size
+    shown = int(prediction.entropy.flatten(1).sum(1).argmax()) if depth > 1 else None
+    ratio = min(max(height / width, 0.4), 2.5)
+    panel = (_PANEL, _PANEL * ratio) if ratio <= 1 else (_PANEL / ratio, _PANEL)
+    lines = max(2, len(rows))
+    big = min(2.0, lines / 2)  # how many panels wide image and entropy are: each takes half of the height
+    label = _LABEL if strata else 0.1
+    start = 0.15 + big * panel[0] + 0.45 + label
+    size = max(start + columns * (panel[0] + 0.08) + 0.3, 5.5), _TOP + lines * (panel[1] + _BETWEEN) + _BOTTOM
+    canvas = _Canvas(prediction, Figure(figsize=size, facecolor="white"), shown)
+    FigureCanvasAgg(canvas.figure)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a letter that the font does not have is shown as a box, and that is all
-        page.draw(figure)
-        figure.savefig(file, format="png", dpi=120, metadata={"Software": "ambiseg"})
+        warnings.simplefilter("ignore")  # a letter that the font does not have is shown as a box
+        canvas.header(hidden)
+        canvas.maps((big * panel[0], big * panel[1]), lines * (panel[1] + _BETWEEN) / 2)
+        if prediction.strata is not None:
+            canvas.text(start, _TOP - 0.25, f"mean of the {prediction.strata.name}", colour=SOFT)
+            if columns > 1:
+                canvas.text(start + panel[0] + 0.16, _TOP - 0.25, "its samples, with their weights", colour=SOFT)
+        else:
+            canvas.text(start, _TOP - 0.25, "masks, with their weights", colour=SOFT)
+        for number, row in enumerate(rows):
+            canvas.row(row, start, _TOP + number * (panel[1] + _BETWEEN), panel, gap=strata)
+        canvas.legend()
+        canvas.figure.savefig(file, format="png", dpi=120, metadata={"Software": "ambiseg"})
 
 
-class _Page:
-    """What is drawn where."""
+def _strata_rows(prediction: Prediction) -> tuple[list[_Row], str]:
+    """A row for each of the heaviest strata: its centre, then its draws; and what is left out."""
+    strata = prediction.strata
+    assert strata is not None
+    order = strata.weights.argsort(descending=True, stable=True).tolist()
+    rows = []
+    for k in order[:_ROWS]:
+        draws = [draw for draw in prediction.draws if draw.stratum == k]
+        samples = draws[: _COLUMNS - 1]
+        panels = [(strata.centres[k], "")]
+        panels += [(prediction.masks.labels[0, draw.mask], percent(draw.weight)) for draw in samples]
+        note = f"{len(samples)} of {len(draws)} shown" if len(samples) < len(draws) else ""
+        rows.append(_Row(panels, f"{strata.name} {k + 1}", float(strata.weights[k]), note))
+    rest = order[_ROWS:]
+    left = f"{count(len(rest), strata.name)} more, together {percent(float(strata.weights[rest].sum()))}"
+    return rows, left if rest else ""
 
-    def __init__(self, prediction: Prediction) -> None:
-        self.prediction = prediction
-        self.volume = prediction.source.slices > 1
-        flat = prediction.entropy.flatten(1) if self.volume else prediction.entropy.flatten()[None]
-        self.slice = int(flat.sum(1).argmax())
-        self.ratio = min(max(prediction.source.size[0] / prediction.source.size[1], 0.4), 2.5)
-        order = prediction.expert_weights.argsort(descending=True, stable=True).tolist()
-        self.experts, self.hidden = order[:_ROWS], order[_ROWS:]
-        self.drawn = {k: [draw for draw in prediction.draws if draw.expert == k] for k in order}
-        self.columns = 1 + min(_COLUMNS, max(len(self.drawn[k]) for k in order))
-        self.rows = max(2, len(self.experts))
-        self.left = min(2.0, self.rows / 2)  # how many panels wide image and entropy are: they share the height
-        self.panel = (_PANEL, _PANEL * self.ratio) if self.ratio <= 1 else (_PANEL / self.ratio, _PANEL)
-        self.label, self.top, self.bottom = 1.0, 0.85, 0.5  # inches for the experts' names, the title and the legend
-        width = self.left * self.panel[0] + 0.55 + self.label + self.columns * (self.panel[0] + 0.08)
-        self.size = max(width + 0.2, 5.5), self.top + self.rows * (self.panel[1] + 0.27) + self.bottom
-        self.picture = _scaled(_bytes(prediction.source.read(self.slice)), self._step)
 
-    @property
-    def _step(self) -> float:
-        return max(self.prediction.source.size) / _SIDE
+def _mask_rows(prediction: Prediction) -> tuple[list[_Row], str]:
+    """The heaviest masks in reading order, and what is left out."""
+    mass = prediction.masks.mass[0].tolist()
+    panels = [(labels, percent(weight)) for labels, weight in zip(prediction.masks.labels[0], mass, strict=True)]
+    most = _COLUMNS * _ROWS // 2
+    rows = [_Row(panels[i : min(i + _COLUMNS, most)]) for i in range(0, min(len(panels), most), _COLUMNS)]
+    left = f"{count(len(panels[most:]), 'mask')} more, together {percent(sum(mass[most:]))}"
+    return rows, left if panels[most:] else ""
 
-    def map(self, maps: Any) -> np.ndarray:
+
+class _Canvas:
+    """A figure that is drawn on in inches from its top left corner."""
+
+    def __init__(self, prediction: Prediction, figure: Figure, shown: int | None) -> None:
+        self.prediction, self.figure, self.slice = prediction, figure, shown
+        self.width, self.height = figure.get_size_inches().tolist()
+        self.picture = photograph(prediction.source.read(shown or 0), side=_SIDE)
+        self.colours = label_colours(max(2, len(prediction.classes)))
+
+    def map(self, maps: Tensor) -> np.ndarray:
         """``[h, w]`` of a map of the image, or of the slice that is shown."""
-        return _scaled((maps[self.slice] if self.volume else maps).numpy(), self._step)
+        return scaled((maps if self.slice is None else maps[self.slice]).numpy(), _SIDE)
 
-    def draw(self, figure: Any) -> None:
-        width, height = self.size
-        p, (w, h) = self.prediction, self.panel
+    def axes(self, x: float, y: float, wide: float, high: float) -> Any:
+        made = self.figure.add_axes(
+            (x / self.width, 1 - (y + high) / self.height, wide / self.width, high / self.height)
+        )
+        made.set_xticks([])
+        made.set_yticks([])
+        made.spines[:].set_visible(False)
+        return made
 
-        def axes(x: float, y: float, wide: float, high: float) -> Any:
-            """In inches from the top left."""
-            made = figure.add_axes((x / width, 1 - (y + high) / height, wide / width, high / height))
-            made.set_xticks([])
-            made.set_yticks([])
-            for spine in made.spines.values():
-                spine.set_visible(False)
-            return made
+    def text(self, x: float, y: float, text: str, size: float = 8, colour: str = INK, **more: Any) -> None:
+        place = x / self.width, 1 - y / self.height
+        self.figure.text(*place, text, fontsize=size, color=colour, parse_math=False, **more)
 
-        def say(x: float, y: float, text: str, size: float = 8, colour: str = _INK, **more: Any) -> None:
-            figure.text(x / width, 1 - y / height, text, fontsize=size, color=colour, parse_math=False, **more)
+    def header(self, hidden: str) -> None:
+        p, most = self.prediction, max(12, int(self.width * 8))
+        name = p.name if len(p.name) <= most else f"…{p.name[1 - most :]}"
+        place = "" if self.slice is None else f", slice {self.slice} of 0–{p.source.slices - 1}, the least certain one"
+        self.text(0.15, 0.27, f"{name}{place}", 11, weight="bold")
+        merged = f"{len(p.draws)} draws, {p.masks.count} different" if p.masks.count < len(p.draws) else ""
+        self.text(
+            0.15, 0.47, f"{p.source.form} pixels, {merged or count(len(p.draws), 'mask')}, {p.form} form", 8, SOFT
+        )
+        self.text(self.width - 0.15, self.height - 0.2, hidden, colour=SOFT, ha="right")
 
-        place = f", slice {self.slice} of 0–{p.source.slices - 1}, the least certain one" if self.volume else ""
-        say(0.15, 0.27, f"{_short(p.name, width)}{place}", 11, weight="bold")
-        form = f"{len(p.draws)} draws, {p.masks.count} different" if p.masks.count < len(p.draws) else ""
-        say(0.15, 0.47, f"{p.source.form} pixels, {form or f'{len(p.draws)} masks'}, {p.options.form} form", 8, _GREY)
+    def maps(self, size: tuple[float, float], half: float) -> None:
+        """The image, and below it the entropy with its scale."""
+        from matplotlib.colors import LinearSegmentedColormap
 
-        # Image and entropy fill the left side, each half of its height.
-        big = self.left * w, self.left * h
-        half = self.rows * (h + 0.27) / 2
-        image = axes(0.15, self.top, *big)
-        image.imshow(self.picture, cmap="gray", vmin=0, vmax=255, aspect="auto")
-        say(0.15, self.top - 0.07, "image", colour=_GREY)
-        most = math.log(len(p.classes))
-        shown = axes(0.15, self.top + half, *big)
-        heat_map = shown.imshow(self.map(p.entropy), cmap="magma", vmin=0, vmax=most, aspect="auto")
-        say(0.15, self.top + half - 0.07, f"entropy, mean {float(p.entropy.mean()):.3f} nats", colour=_GREY)
-        bar = axes(0.15 + big[0] + 0.06, self.top + half, 0.08, big[1])
-        figure.colorbar(heat_map, cax=bar).set_ticks([0, most], labels=["0", f"{most:.2f}"])
-        bar.tick_params(labelsize=7, length=0, colors=_GREY)
+        entropy, top = self.prediction.entropy, math.log(len(self.prediction.classes))
+        self.axes(0.15, _TOP, *size).imshow(self.picture, aspect="auto")
+        self.text(0.15, _TOP - 0.07, "image", colour=SOFT)
+        heat = LinearSegmentedColormap.from_list("heat", HEAT)
+        drawn = self.axes(0.15, _TOP + half, *size).imshow(
+            self.map(entropy), cmap=heat, vmin=0, vmax=top, aspect="auto"
+        )
+        self.text(0.15, _TOP + half - 0.07, f"entropy, mean {float(entropy.mean()):.3f} nats", colour=SOFT)
+        bar = self.axes(0.15 + size[0] + 0.06, _TOP + half, 0.08, size[1])
+        self.figure.colorbar(drawn, cax=bar).set_ticks([0, top], labels=["0", f"{top:.2f}"])
+        bar.tick_params(labelsize=7, length=0, colors=SOFT)
 
-        start = 0.15 + big[0] + 0.45
-        say(start + self.label, self.top - 0.25, "mean of the expert", colour=_GREY)
-        if self.columns > 1:
-            say(start + self.label + w + 0.16, self.top - 0.25, "its samples, with their weights", colour=_GREY)
-        for row, k in enumerate(self.experts):
-            y = self.top + row * (h + 0.27)
-            weight = float(p.expert_weights[k])
-            say(start + self.label - 0.1, y + 0.3, _percent(weight), 13, weight="bold", ha="right")
-            say(start + self.label - 0.1, y + 0.48, f"expert {k + 1}", colour=_GREY, ha="right")
-            meter = axes(start + 0.15, y + 0.56, self.label - 0.25, 0.06)
-            meter.barh([0], [1], color="#e3e7eb", height=1)
-            meter.barh([0], [weight], color=_INK, height=1)
+    def row(self, row: _Row, x: float, y: float, panel: tuple[float, float], gap: bool) -> None:
+        if row.weight is not None:
+            self.text(x - 0.1, y + 0.3, percent(row.weight), 13, weight="bold", ha="right")
+            self.text(x - 0.1, y + 0.48, row.label, colour=SOFT, ha="right")
+            meter = self.axes(x - _LABEL + 0.15, y + 0.56, _LABEL - 0.25, 0.06)
+            meter.barh([0], [1], color=LINE, height=1)
+            meter.barh([0], [row.weight], color=INK, height=1)
             meter.set(xlim=(0, 1), ylim=(-0.5, 0.5))
-            samples = self.drawn[k][: self.columns - 1]
-            if len(samples) < len(self.drawn[k]):
-                more = f"{len(samples)} of {len(self.drawn[k])} shown"
-                say(start + self.label - 0.1, y + 0.78, more, 7, _GREY, ha="right")
-            panels = [(p.expert_masks[k], "")]
-            panels += [(p.masks.labels[0, draw.mask], _percent(draw.weight)) for draw in samples]
-            for column, (labels, title) in enumerate(panels):
-                x = start + self.label + column * (w + 0.08) + 0.08 * (column > 0)
-                shape = self.map(labels)
-                axes(x, y, w, h).imshow(overlay(self.picture, shape, len(p.classes)), aspect="auto")
-                title += "" if shape.any() else ", nothing" if title else "nothing"
-                say(x, y - 0.05, title, 7, _GREY)
-        self._legend(figure, say)
+            self.text(x - 0.1, y + 0.78, row.note, 7, SOFT, ha="right")
+        for column, (labels, title) in enumerate(row.panels):
+            left, shape = x + column * (panel[0] + 0.08) + 0.08 * (gap and column > 0), self.map(labels)
+            self.axes(left, y, *panel).imshow(overlay(self.picture, shape, self.colours), aspect="auto")
+            self.text(left, y - 0.05, ", ".join(filter(None, (title, "" if shape.any() else "empty"))), 7, SOFT)
 
-    def _legend(self, figure: Any, say: Any) -> None:
+    def legend(self) -> None:
         from matplotlib.patches import Rectangle
 
-        (width, height), names = self.size, self.prediction.classes
-        x, y = 0.15, height - 0.2
-        for name, colour in list(zip(names, class_colours(len(names)) / 255.0, strict=True))[1:]:
+        names = self.prediction.classes[1:]
+        x, y = 0.15, self.height - 0.2
+        for number, (name, colour) in enumerate(zip(names, self.colours[1:], strict=False)):
             advance = 0.42 + 0.068 * len(name)
-            if x + advance > width - 1.2:
-                say(x, y, f"and {len(names) - 1 - names.index(name) + 1} more", colour=_GREY)
+            if x + advance > self.width - 1.2:
+                self.text(x, y, f"and {len(names) - number} more", colour=SOFT)
                 break
-            square = (x / width, 1 - y / height), 0.12 / width, 0.12 / height
-            figure.add_artist(
-                Rectangle(*square, transform=figure.transFigure, facecolor=tuple(colour), edgecolor=_INK, lw=0.4)
-            )
-            say(x + 0.18, y, name)
+            corner = x / self.width, 1 - y / self.height
+            square = Rectangle(corner, 0.12 / self.width, 0.12 / self.height, transform=self.figure.transFigure)
+            square.set(facecolor=colour, edgecolor=INK, lw=0.4)
+            self.figure.add_artist(square)
+            self.text(x + 0.18, y, name)
             x += advance
-        if self.hidden:
-            rest = float(self.prediction.expert_weights[self.hidden].sum())
-            text = f"{len(self.hidden)} experts more, together {_percent(rest)}"
-            say(width - 0.15, y, text, colour=_GREY, ha="right")
-
-
-def _percent(share: float) -> str:
-    """``42 %``, ``4.2 %``, ``< 0.1 %``."""
-    if share < 0.001:
-        return "< 0.1 %"
-    return f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.1f} %"
-
-
-def _short(name: str, inches: float) -> str:
-    most = max(12, int(inches * 8))
-    return name if len(name) <= most else f"…{name[1 - most :]}"
-
-
-def _bytes(image: np.ndarray) -> np.ndarray:
-    """``[C, H, W]`` of any type as ``[H, W]`` or ``[H, W, 3]`` bytes: the middle 99 % of its values."""
-    shown = np.moveaxis(image[:3], 0, -1) if len(image) >= 3 else image[0]
-    if shown.dtype == np.uint8:
-        return shown
-    low, high = np.percentile(shown[:: max(1, len(shown) // 512)], (0.5, 99.5))
-    return np.round(np.clip((shown - low) / max(float(high - low), 1e-9), 0, 1) * 255).astype(np.uint8)
-
-
-def _scaled(pixels: np.ndarray, step: float) -> np.ndarray:
-    """Nearest neighbours: class ids stay what they are."""
-    rows, columns = (
-        np.minimum((np.arange(max(1, round(n / step))) + 0.5) * step, n - 1).astype(int) for n in pixels.shape[:2]
-    )
-    return pixels[rows][:, columns]

@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ambiseg.report.results import Results
-    from ambiseg.runs import Run
+from typing import Any
 
 __all__ = ["SAMPLES", "report"]
 
-SAMPLES = (16, 50, 100)  # masks an image, as papers report them
+SAMPLES = (16, 50, 100)  # masks per image, as papers report them
 
 
 def report(
@@ -26,55 +22,44 @@ def report(
     data: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> Path:
-    """Write the report of a run and return where it is. The same run gives the same bytes.
+    """Write the report of a run and return its path. The same run gives the same bytes.
 
     The figures are saved as well, beside the page: PNG of 300 dpi and SVG, for papers. A run without an evaluation
     of the split is evaluated first.
 
     Args:
         run: the folder of a run, or ``"demo"``.
-        split: which part of the data, ``test`` or ``val`` as a rule.
+        split: which part of the data, usually ``test`` or ``val``.
         out: the page, with its figures in ``<name>-figures`` beside it. ``None``: ``report.html`` and ``figures`` in
-            the run's folder (``report-val.html`` and ``figures-val`` for that split); of the model that comes with the
-            package, ``demo-report.html`` here.
+            the run's folder (``report-val.html`` and ``figures-val`` for that split); for the model that comes with
+            the package, ``demo-report.html`` in the current folder.
         cases: pictures of this many cases of each kind: most ambiguous, best, median, worst. 0 needs no data.
-        samples: masks of each expert in a picture.
+        samples: masks per stratum in a picture.
         data: settings of the run's data to change, such as ``{"root": …}`` for data that have moved.
         quiet: no progress.
     """
     from ambiseg._util.errors import ConfigError
     from ambiseg._util.files import write_text
-    from ambiseg.report.gallery import gather
+    from ambiseg.evaluation import evaluate, evaluation_path, saved_evaluation
+    from ambiseg.report.gallery import make_gallery
     from ambiseg.report.page import page
     from ambiseg.runs import SHIPPED, is_shipped, open_run
 
     if cases < 0 or samples < 1:
         raise ConfigError(f"report: expected 0 or more cases and at least 1 sample, found {cases} and {samples}")
-    opened = open_run(run)
+    opened, shipped = open_run(run), is_shipped(run)
     suffix = "" if split == "test" else f"-{split}"
-    shipped = is_shipped(run)
     if out is None and not shipped:
         target, folder = opened.folder / f"report{suffix}.html", opened.folder / f"figures{suffix}"
     else:
         target = Path(f"{SHIPPED}-report{suffix}.html" if out is None else out)
         folder = target.with_name(f"{target.stem}-figures")
-    results = _results(opened, split, data, quiet, keep=not shipped)
-    key = results.headline(opened.config.evaluation.samples).key
-    gallery = gather(opened, results, key, cases, samples, data, quiet) if cases else None
+    evaluation = saved_evaluation(opened, split)
+    if evaluation is None:
+        evaluation = evaluate(opened, split, samples=SAMPLES, data=data, quiet=quiet)
+        if not shipped:
+            evaluation.save(evaluation_path(opened, split))
+    gallery = make_gallery(opened, evaluation, cases, samples, data, quiet) if cases else None
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(target, page(opened, results, gallery, folder))
+    write_text(target, page(opened, evaluation, gallery, folder))
     return target
-
-
-def _results(run: Run, split: str, data: Mapping[str, Any] | None, quiet: bool, keep: bool) -> Results:
-    """The evaluation in the run's folder; made, and left there if ``keep``, when there is none of these weights."""
-    from ambiseg.evaluation import evaluate, saved
-    from ambiseg.report.results import Results
-
-    if path := saved(run, split):
-        return Results.load(path, split)
-    path = run.folder / f"evaluation-{split}.json"
-    evaluation = evaluate(run, split, samples=SAMPLES, data=data, quiet=quiet)
-    if keep:
-        evaluation.save(path)
-    return Results.parse(evaluation.to_json(), path, split)

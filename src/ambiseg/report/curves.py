@@ -1,12 +1,13 @@
-"""What happened in training, epoch by epoch."""
+"""What happened in training, epoch by epoch, from the columns that the run's method logged."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ambiseg.report.figures import BLUE, GREEN, INK, ORANGE, PINK
+from ambiseg.viz.colours import INK, SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,15 +15,40 @@ if TYPE_CHECKING:
 
 History = Sequence[Mapping[str, float]]
 
-LOSSES = {"loss": "loss", "transport": "transport", "kl": "KL"}
-SCORES = {"val_ged": "GED", "val_ged_unbiased": "GED, unbiased", "val_matched_iou": "matched IoU"}
-SCHEDULES = {  # what moves, if it does
+_NAMES = {
     "lr": "learning rate",
-    "capacity": "capacity γ",
-    "group_threshold": "group threshold",
-    "samples": "samples an expert",
-    "annealing": "annealing",
+    "val_ged": "GED",
+    "val_ged_unbiased": "GED, unbiased",
+    "val_matched_iou": "matched IoU",
 }
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a history that hold numbers, by what they are."""
+
+    losses: list[str]
+    scores: list[str]
+    schedules: list[str]
+
+
+def columns(history: History, settings: Container[str]) -> Columns:
+    """Tell columns apart by their names.
+
+    ``epoch`` and ``step`` count, ``val_…`` are scores on the validation images, ``lr…`` and ``settings`` (names of
+    the method's settings) are schedules, and every other column is a term of the loss.
+
+    >>> columns([{"epoch": 1, "lr": 0.1, "tau": 2, "loss": 3, "kl": math.nan, "val_ged": 4}], {"tau"})
+    Columns(losses=['loss'], scores=['val_ged'], schedules=['lr', 'tau'])
+    """
+    found = Columns([], [], [])
+    for key in dict.fromkeys(key for row in history for key in row):
+        if key in ("epoch", "step") or not any(math.isfinite(row.get(key, math.nan)) for row in history):
+            continue
+        scheduled = key == "lr" or key.startswith("lr_") or key in settings
+        kind = found.scores if key.startswith("val_") else found.schedules if scheduled else found.losses
+        kind.append(key)
+    return found
 
 
 def best_epoch(history: History) -> int | None:
@@ -31,49 +57,39 @@ def best_epoch(history: History) -> int | None:
     return int(min(scored, key=lambda row: row["val_ged"])["epoch"]) if scored else None
 
 
-def columns(history: History, names: Mapping[str, str]) -> dict[str, str]:
-    """Those of the columns that hold a number."""
-    return {key: label for key, label in names.items() if any(math.isfinite(r.get(key, math.nan)) for r in history)}
-
-
-def curves(history: History, names: Mapping[str, str], label: str) -> Callable[[Figure], None]:
+def curves(figure: Figure, history: History, keys: Sequence[str], label: str) -> None:
     """Several columns of the history on one axis."""
-
-    def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        for (key, name), colour in zip(columns(history, names).items(), (BLUE, ORANGE, GREEN, PINK), strict=False):
-            _line(axes, history, key, name, colour)
-        axes.set_ylabel(label)
-        _finish(axes, history)
-        figure.legend(loc="outside upper left", ncols=3, columnspacing=1.2)
-
-    return draw
+    axes = figure.add_subplot()
+    for key, colour in zip(keys, SERIES, strict=False):
+        _line(axes, history, key, colour)
+    axes.set_ylabel(label)
+    _finish(axes, history)
+    figure.legend(loc="outside upper left", ncols=3, columnspacing=1.2)
 
 
-def schedules(history: History) -> Callable[[Figure], None]:
-    """The learning rate, and below it whatever else moved, each on an axis of its own."""
-
-    def draw(figure: Figure) -> None:
-        shown = columns(history, SCHEDULES)
-        moved = [key for key in shown if len({row.get(key) for row in history}) > 1]
-        keys = (moved or list(shown))[:3]
-        stack = figure.subplots(len(keys), 1, sharex=True, squeeze=False)[:, 0]
-        for axes, key, colour in zip(stack, keys, (BLUE, ORANGE, GREEN), strict=False):
-            _line(axes, history, key, shown[key], colour)
-            axes.set_title(shown[key], loc="left", color=INK)
-            axes.set_ylim(bottom=0)
-            axes.margins(y=0.15)
-        _finish(stack[-1], history)
-        for axes in stack[:-1]:
-            _mark(axes, history)
-
-    return draw
+def schedules(figure: Figure, history: History, keys: Sequence[str]) -> None:
+    """Up to three of the columns that moved, or that there are, each on an axis of its own."""
+    moved = [key for key in keys if len({row.get(key) for row in history}) > 1]
+    keys = (moved or keys)[:3]
+    stack = figure.subplots(len(keys), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, key, colour in zip(stack, keys, SERIES, strict=False):
+        _line(axes, history, key, colour)
+        axes.set_title(_name(key), loc="left", color=INK)
+        axes.set_ylim(bottom=0)
+        axes.margins(y=0.15)
+    _finish(stack[-1], history)
+    for axes in stack[:-1]:
+        _mark(axes, history)
 
 
-def _line(axes: Axes, history: History, key: str, name: str, colour: str) -> None:
+def _name(key: str) -> str:
+    return _NAMES.get(key, key.removeprefix("val_").replace("_", " "))
+
+
+def _line(axes: Axes, history: History, key: str, colour: str) -> None:
     rows = [(row["epoch"], row[key]) for row in history if math.isfinite(row.get(key, math.nan))]
-    marker = "o" if len(rows) < 16 else None  # a line through one epoch would be nothing
-    axes.plot([x for x, _ in rows], [y for _, y in rows], color=colour, label=name, marker=marker, markersize=3.5)
+    marker = "o" if len(rows) < 16 else None  # a line through one epoch is invisible
+    axes.plot([x for x, _ in rows], [y for _, y in rows], color=colour, label=_name(key), marker=marker, markersize=3.5)
 
 
 def _mark(axes: Axes, history: History) -> None:

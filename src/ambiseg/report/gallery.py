@@ -1,240 +1,227 @@
-"""Which cases are shown, and what the model says of them: drawn again, for those cases only."""
+"""Which cases are shown, and what readers and model say of them: masks are drawn again, for these cases only."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ambiseg._util.errors import DataError
-from ambiseg._util.progress import progress, reporting
-from ambiseg.data.intensity import Intensity
+from ambiseg._util.progress import progress
+from ambiseg.data.config import DataConfig
 from ambiseg.data.loader import Batch, BatchSpec, seed_of
 from ambiseg.data.module import DataModule
+from ambiseg.evaluation.results import CaseScores, Evaluation
 from ambiseg.masks import MaskDistribution
-from ambiseg.methods.base import Method, Predictive
-from ambiseg.methods.mose.model import MoSEPredictive
-from ambiseg.metrics import sample_diversity
-from ambiseg.report.modes import Paired, pair_up
-from ambiseg.report.pictures import LARGE
-from ambiseg.report.results import Results, Scored
+from ambiseg.methods.base import Predictive, Stratified
+from ambiseg.methods.drawing import draw
+from ambiseg.report.modes import ModeMatches, match_modes
 from ambiseg.runs import Run
+from ambiseg.settings import validate
+from ambiseg.viz import pictures
+from ambiseg.viz.colours import class_colours
+from ambiseg.viz.pictures import thinned
 
-GALLERIES: dict[str, tuple[str, str]] = {
-    "ambiguous": ("Most ambiguous", "The readers differ most in these, whatever the model makes of them."),
+KINDS: dict[str, tuple[str, str]] = {
+    "ambiguous": ("Most ambiguous", "The readers differ most in these, whatever the model predicts."),
     "best": ("Best", "The smallest GED."),
     "median": ("Median", "In the middle of all cases by their GED: what to expect."),
     "worst": ("Worst", "The largest GED."),
 }
-_EXPERTS = 8  # rows a case; the others have little weight, and their number and weight are said
-_MASKS = 8  # different annotations a case
+MAX_ENTROPY = math.log(2)  # nats, the end of the scale: two classes as likely as each other
+_STRATA, _ANNOTATIONS = 8, 8  # rows of strata and different annotations per case
 
 
 @dataclass(frozen=True, eq=False)
-class Opinion:
-    """One annotation, and how much of the readers' weight is behind it."""
+class Annotation:
+    """One of the different annotations of a case: its mask, its weight, and the number of readers who drew it."""
 
     labels: np.ndarray  # [H, W]
-    share: float
+    weight: float
     readers: int
 
 
 @dataclass(frozen=True, eq=False)
-class Voice:
-    """What one expert predicts; a method without experts has a single voice without a number."""
+class Samples:
+    """Masks of one stratum; ``stratum`` is ``None`` for a method without strata."""
 
-    number: int | None  # from 1
+    stratum: int | None
     weight: float
     masks: np.ndarray  # [S, H, W]
-    probability: np.ndarray  # [C, H, W], mean of the soft samples
+    most_likely: np.ndarray  # [H, W] of the mean of the soft samples
+    mean: np.ndarray  # [h, w, 3] that mean as a picture
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class CaseView:
     """Everything that is shown of one case; of large images every n-th pixel, as many as a picture has."""
 
-    scored: Scored
+    scores: CaseScores
     image: np.ndarray  # [C, H, W] in raw units
-    opinions: Sequence[Opinion]  # the most frequent first
-    voices: Sequence[Voice]  # the heaviest first
-    unseen: tuple[int, float]  # experts that are not shown, and their weight
+    annotations: Sequence[Annotation]  # in descending order of weight
+    samples: Sequence[Samples]  # in descending order of weight
+    hidden: tuple[int, float]  # number of strata that are not shown, and their weight
     entropy: np.ndarray  # [H, W] of the whole prediction, in nats
     disagreement: np.ndarray  # [H, W] the same of the annotations
     valid: np.ndarray | None
-    equal: bool  # whether each reader counts as much as any other
+    equal_readers: bool  # whether all readers have the same weight
+
+    @property
+    def landscape(self) -> bool:
+        """Whether there is no room for anything beside it."""
+        return self.image.shape[2] > 1.4 * self.image.shape[1]
 
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """The cases that were chosen, by kind, and what is shown of each."""
+    """Names of the cases that were chosen, by kind; what is shown of each; and class colours."""
 
     chosen: Mapping[str, Sequence[str]]
-    views: Mapping[str, View]
-    span: tuple[float, float]  # raw values from black to white, the same in all images
-    attribution: str
-    paired: Mapping[str, Paired] = field(default_factory=dict)  # of data of known modes: some of the cases
+    views: Mapping[str, CaseView]
+    span: tuple[float, float]  # raw values that are black and white, the same in all images
+    colours: Sequence[str]
+    matches: Mapping[str, ModeMatches] = field(default_factory=dict)  # of some cases, for data of known modes
+
+    @property
+    def places(self) -> dict[str, tuple[str, str]]:
+        """The first kind of every case, and its id on the page: it is drawn there, and linked from other kinds."""
+        found: dict[str, tuple[str, str]] = {}
+        for kind, names in self.chosen.items():
+            for i, name in enumerate(names, 1):
+                found.setdefault(name, (kind, f"case-{kind}-{i}"))
+        return found
 
 
-def choose(cases: Sequence[Scored], key: str, disagreement: Mapping[str, float], count: int) -> dict[str, list[str]]:
-    """``count`` names of each kind. A case may be of several kinds; where there is no score there is no place.
+def choose_cases(cases: Sequence[CaseScores], key: str, count: int) -> dict[str, list[str]]:
+    """``count`` names of each kind, by the GED of setting ``key``. A case may be of several kinds, or without a score.
 
-    >>> scores = {"a": 0.3, "b": 0.1, "c": 0.2}
-    >>> cases = [Scored(name, name, 1, 4, 0.5, {"standard-16": {"ged": ged}}) for name, ged in scores.items()]
-    >>> choose(cases, "standard-16", {"a": 0.0, "b": 0.5, "c": 0.1}, 1)
+    >>> def case(name, ged, diversity):
+    ...     about = dict(name=name, patient=name, readers=1, readers_total=4, empty_share=0, strata_weights=None)
+    ...     return CaseScores(**about, annotations={"diversity": diversity}, scores={"standard-16": {"ged": ged}})
+    >>> choose_cases([case("a", 0.3, 0.0), case("b", 0.1, 0.5), case("c", 0.2, 0.1)], "standard-16", 1)
     {'ambiguous': ['b'], 'best': ['b'], 'median': ['c'], 'worst': ['a']}
     """
-    score = {case.name: case.scores.get(key, {}).get("ged", math.nan) for case in cases}
-    order = sorted((name for name in score if math.isfinite(score[name])), key=lambda name: (score[name], name))
-    known = {name: disagreement[name] for name in score if math.isfinite(disagreement.get(name, math.nan))}
+    ged = sorted((case.scores[key]["ged"], case.name) for case in cases if case.scores[key]["ged"] is not None)
+    order = [name for _, name in ged]
+    spread = {case.name: case.annotations["diversity"] for case in cases}
+    known = sorted((-value, name) for name, value in spread.items() if value is not None)
     middle = max(0, (len(order) - count) // 2)
     return {
-        "ambiguous": sorted(known, key=lambda name: (-known[name], name))[:count],
+        "ambiguous": [name for _, name in known[:count]],
         "best": order[:count],
         "median": order[middle : middle + count],
         "worst": order[::-1][:count],
     }
 
 
-def gather(
-    run: Run,
-    results: Results,
-    key: str,
-    count: int,
-    samples: int = 4,
-    data: Mapping[str, Any] | None = None,
-    quiet: bool = False,
+def make_gallery(
+    run: Run, evaluation: Evaluation, count: int, samples: int, data: Mapping[str, Any] | None, quiet: bool
 ) -> Gallery:
-    """Choose ``count`` cases of each kind and draw ``samples`` masks of every expert for them.
+    """Choose ``count`` cases of each kind and draw ``samples`` masks of every stratum for them.
 
     Args:
-        key: of the setting whose GED decides.
         data: settings of the run's data to change, such as ``root`` for data that have moved.
     """
-    module = _open(run, data or {}, quiet)
-    loader: Any = module.part_dataloader(results.split, whole=True)
-    if any(math.isnan(case.disagreement) for case in results.cases):
-        disagreement = _disagreement(loader, results, quiet)
-    else:
-        disagreement = {case.name: case.disagreement for case in results.cases}
-    chosen = choose(results.cases, key, disagreement, count)
-    place = {module.cases.names[index]: index for index in module.indices(results.split)}
-    if missing := [case.name for case in results.cases if case.name not in place]:
+    if missing := sorted(
+        {case.name for case in evaluation.cases}.difference(run.split.parts.get(evaluation.split, ()))
+    ):
         raise DataError(
-            f"{run.folder}: expected an evaluation of cases in split {results.split}, found {missing[0]!r} in it; "
+            f"{run.folder}: expected an evaluation of cases in split {evaluation.split}, found {missing[0]!r} in it; "
             "evaluate the run again"
         )
-    scored = {case.name: case for case in results.cases}
+    chosen = choose_cases(evaluation.cases, evaluation.headline(run.config.evaluation.samples).key, count)
     names = list(dict.fromkeys(name for kind in chosen.values() for name in kind))
-    model = run.model("last" if results.which == "last" else "best")
-    views, values, paired = {}, [], {}
-    beside = [] if results.modes is None else [*chosen["best"][:1], *chosen["median"][:1]]
+    module = _open_data(run, data or {}, names)
+    loader: Any = module.part_dataloader(evaluation.split, whole=True)
+    place = {module.cases.names[index]: index for index in module.indices(evaluation.split)}
+    scores = {case.name: case for case in evaluation.cases}
+    colours = class_colours(evaluation.classes, evaluation.evaluated, evaluation.flipped)
+    model = run.model("last" if evaluation.which == "last" else "best")
+    views, spans, matches = {}, [], {}
+    matched = [] if evaluation.modes is None else [*chosen["best"][:1], *chosen["median"][:1]]
     for name in progress(names, len(names), "drawing", quiet):
-        batch = loader.dataset[BatchSpec((place[name],), 0)]  # alone, so that its size is its own
-        seed = seed_of(results.seed, "report", name)
-        views[name] = look(model, batch, scored[name], samples, seed, run.card.intensity)
-        values.append(np.percentile(views[name].image[:3], (0.5, 99.5)))
-        if name in beside:
-            found = pair_up(model, batch, module.cases.flips, results.evaluated, results.protocol, seed)
-            paired |= {} if found is None else {name: found}
-    span = (float(np.min(values, 0)[0]), float(np.max(values, 0)[1])) if values else (0.0, 1.0)
-    return Gallery(chosen, views, span, str(getattr(module.source, "attribution", "")), paired)
+        batch = loader.dataset[BatchSpec((place[name],), 0)]  # alone, so that it keeps its own size
+        seed, predictive = seed_of(evaluation.seed, "report", name), model.predict(batch.images)
+        image = thinned(run.card.intensity.undo(batch.images)[0].numpy())
+        views[name] = view_case(predictive, batch, image, scores[name], samples, seed, colours)
+        spans.append(pictures.value_span(image))
+        if name in matched and isinstance(predictive, Stratified) and module.cases.flips:
+            matches[name] = match_modes(predictive, batch, module.cases.flips, evaluation, seed)
+    span = (min(low for low, _ in spans), max(high for _, high in spans)) if spans else (0.0, 1.0)
+    return Gallery(chosen, views, span, colours, matches)
 
 
-def _open(run: Run, changes: Mapping[str, Any], quiet: bool) -> DataModule:
-    """The run's data, which must be those that were split: else the pictures would not be of the numbers."""
-    split = run.split
-    config = replace(run.config.data, **{"intensity": run.card.intensity, **changes})
-    with reporting("preparing data", quiet) as report:
-        module = DataModule(config, split=split, progress=report)
-        try:
-            module.setup()
-            split.verify(module.cases)
-        except (DataError, OSError) as error:
-            hint = "0 cases make a page without pictures, which needs no data"
-            raise DataError(f"{run.folder}: pictures need the run's data: {error}; {hint}") from None
+def _open_data(run: Run, changes: Mapping[str, Any], names: Sequence[str]) -> DataModule:
+    """The run's data, of which the cases that are drawn must be those that were split."""
+    content = {**vars(run.config.data), "intensity": run.card.intensity, **changes}
+    config = validate(DataConfig, content, prefix="data.")
+    try:
+        module = DataModule(config, split=run.split, decode=False)
+        module.setup()
+        run.split.verify(module.cases, names)
+    except (DataError, OSError) as error:
+        hint = "0 cases make a page without pictures, which needs no data"
+        raise DataError(f"{run.folder}: pictures need the run's data: {error}; {hint}") from None
     return module
 
 
-def look(model: Method, batch: Batch, scored: Scored, samples: int, seed: int, intensity: Intensity) -> View:
-    """One case as the readers and the model see it. ``batch`` holds this case alone."""
-    generator = torch.Generator().manual_seed(seed)
+def view_case(
+    predictive: Predictive, batch: Batch, image: np.ndarray, scores: CaseScores, samples: int, seed: int,
+    colours: Sequence[str],
+) -> CaseView:  # fmt: skip
+    """What is shown of one case; ``batch`` holds this case alone."""
     annotations = batch.annotations
-    voices, marginal = _voices(model.predict(batch.images), samples, model.classes, generator)
+    shown, marginal = [], torch.zeros(())
+    for stratum, weight, masks in draw_samples(predictive, samples, torch.Generator().manual_seed(seed)):
+        mean = masks.marginal_probs(predictive.classes)[0]  # of one stratum at a time
+        marginal = marginal + weight * mean
+        picture = pictures.probability(thinned(mean.numpy()), colours)
+        most_likely = thinned(mean.argmax(0).numpy())
+        shown.append(Samples(stratum, weight, thinned(masks.labels[0].numpy()), most_likely, picture))
+    shown.sort(key=lambda one: -one.weight)
     valid = None if annotations.valid is None else annotations.valid[0].numpy()
     entropy = torch.special.entr(marginal).sum(0).numpy()
-    experts = len(voices)
     present = annotations.mass[annotations.mass > 0]
-    voices = voices[:_EXPERTS]
-    return View(
-        scored=scored,
-        image=thin(intensity.undo(batch.images)[0].numpy()),
-        opinions=[replace(o, labels=thin(o.labels)) for o in group(annotations)[:_MASKS]],
-        voices=voices,
-        unseen=(experts - len(voices), max(0.0, 1 - sum(voice.weight for voice in voices))),
-        entropy=thin(entropy if valid is None else entropy * valid),
-        disagreement=thin(annotations.entropy(model.classes)[0].numpy()),
-        valid=None if valid is None else thin(valid),
-        equal=bool((present == present[0]).all()),
+    different = distinct_annotations(annotations)[:_ANNOTATIONS]
+    return CaseView(
+        scores=scores,
+        image=image,
+        annotations=[replace(one, labels=thinned(one.labels)) for one in different],
+        samples=shown[:_STRATA],
+        hidden=(len(shown[_STRATA:]), sum(one.weight for one in shown[_STRATA:])),
+        entropy=thinned(entropy if valid is None else entropy * valid),
+        disagreement=thinned(annotations.entropy(predictive.classes)[0].numpy()),
+        valid=None if valid is None else thinned(valid),
+        equal_readers=bool((present == present[0]).all()),
     )
 
 
-def thin(pixels: np.ndarray) -> np.ndarray:
-    """``[…, H, W]`` as it is, or every n-th pixel of what is much larger than any picture of it."""
-    step = max(1, round(max(pixels.shape[-2:]) / LARGE))
-    return np.ascontiguousarray(pixels[..., ::step, ::step])
+@torch.no_grad()
+def draw_samples(
+    predictive: Predictive, samples: int, generator: torch.Generator
+) -> Iterator[tuple[int | None, float, MaskDistribution]]:
+    """``samples`` equally likely masks of each stratum of one image, with its weight; twice as many without strata."""
+    if not isinstance(predictive, Stratified):
+        yield None, 1.0, draw(predictive, "standard", 2 * samples, generator).masks
+        return
+    noise = predictive.compact_noise(samples, generator)
+    for k, weight in enumerate(predictive.weights[0].tolist()):
+        yield k, weight, predictive.render(replace(noise[k * samples : (k + 1) * samples], weights=None))
 
 
-def group(annotations: MaskDistribution) -> list[Opinion]:
-    """The different masks of one image, each with the weight of all readers who drew it; the most frequent first."""
+def distinct_annotations(annotations: MaskDistribution) -> list[Annotation]:
+    """The different masks of one image, each with the weight of all readers who drew it, in descending order of it."""
     mass = annotations.mass[0].numpy()
     present = np.flatnonzero(mass > 0)
     labels = annotations.labels[0].numpy()
     if annotations.valid is not None:
-        labels = np.where(annotations.valid[0].numpy(), labels, 0)  # masks that differ where nothing counts are alike
-    _, first, which = np.unique(
-        labels[present].reshape(len(present), -1), axis=0, return_index=True, return_inverse=True
-    )
-    which = which.reshape(-1)
-    found = [
-        Opinion(labels[present[i]], float(mass[present][which == k].sum()), int((which == k).sum()))
-        for k, i in enumerate(first)
-    ]
-    order = sorted(range(len(found)), key=lambda k: (-round(found[k].share, 6), first[k]))
-    return [found[k] for k in order]
-
-
-def _disagreement(loader: Any, results: Results, quiet: bool) -> dict[str, float]:
-    """How much the readers of each case differ, E[1 - IoU(Y, Y′)]."""
-    found: dict[str, float] = {}
-    for batch in progress(loader, len(loader), "comparing readers", quiet):
-        spread = sample_diversity(batch.annotations, results.evaluated, results.protocol)
-        found |= dict(zip(batch.names, spread.tolist(), strict=True))
-    return found
-
-
-@torch.no_grad()
-def _voices(
-    predicted: Predictive, samples: int, classes: int, generator: torch.Generator
-) -> tuple[list[Voice], Tensor]:
-    """What each expert says, the heaviest first, and the class probabilities ``[C, H, W]`` of all of them."""
-    if not isinstance(predicted, MoSEPredictive):
-        drawn = predicted.sample(2 * samples, generator)
-        marginal = drawn.marginal_probs(classes)[0]
-        return [Voice(None, 1.0, thin(drawn.labels[0].numpy()), thin(marginal.numpy()))], marginal
-    experts = predicted.model.experts
-    latents = experts.each(1, samples, generator).unflatten(1, (experts.count, samples))[0]
-    voices, marginal = [], torch.zeros(())
-    for k, weight in enumerate(predicted.expert_weights[0].tolist()):
-        masks, mean = [], torch.zeros(())
-        for latent in latents[k]:  # one at a time: a street scene's logits of all samples would fill the memory
-            probs = predicted.logits(latent[None, None])[0, 0].float().softmax(0)
-            masks.append(thin(probs.argmax(0).numpy()))
-            mean = mean + probs / samples
-        marginal = marginal + weight * mean
-        voices.append(Voice(k + 1, weight, np.stack(masks), thin(mean.numpy())))
-    return sorted(voices, key=lambda voice: -voice.weight), marginal
+        labels = np.where(annotations.valid[0].numpy(), labels, 0)  # void pixels make no difference
+    flat = labels[present].reshape(len(present), -1)
+    _, first, group = np.unique(flat, axis=0, return_index=True, return_inverse=True)
+    members = [present[group.reshape(-1) == k] for k in range(len(first))]
+    found = [Annotation(labels[m[0]], float(mass[m].sum()), len(m)) for m in sorted(members, key=lambda m: m[0])]
+    return sorted(found, key=lambda one: -round(one.weight, 6))

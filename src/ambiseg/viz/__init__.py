@@ -1,1 +1,1 @@
-"""Colours, pictures and pages."""
+"""Colours, pictures and pages: everything that draws takes them from here."""

@@ -171,7 +171,7 @@ def read(cases: Cases, index: int) -> tuple[Case | None, list[Problem]]:
 def _open(path: Path, settings: FolderSettings, quiet: bool) -> Cases:
     if path.suffix.lower() == ".npz" and path.is_file():
         return Arrays(path, settings.classes or 2, settings.title, settings.intensity, settings.void)
-    return Folder.tolerant(path, settings, quiet)
+    return Folder(path, settings, quiet=quiet, strict=False)
 
 
 def _labels_text(folder: Folder) -> str:

@@ -21,7 +21,6 @@ VOID = "void"  # what a value or a colour is mapped to that counts nowhere
 Axes: TypeAlias = Literal["HW", "HWC", "CHW", "DHW", "DHWC", "DCHW"]
 AXES: tuple[str, ...] = get_args(Axes)
 Target: TypeAlias = int | str  # a class id, or VOID
-Labels: TypeAlias = str | Mapping[str, Target]
 
 
 class FolderSettings(Settings):
@@ -33,56 +32,59 @@ class FolderSettings(Settings):
 
     model_config = ConfigDict(frozen=True)
 
-    title: str | None = Field(None, description="what the data are, for tables and reports")
+    title: str | None = Field(default=None, description="what the data are, for tables and reports")
     classes: tuple[str, ...] | StrictInt | None = Field(
-        None, description="names of the class ids 0 … C-1, or their number"
+        default=None, description="names of the class ids 0 … C-1, or their number"
     )
     evaluated: tuple[StrictInt, ...] | None = Field(
-        None, description="class ids that metrics look at; all but 0 unless given"
+        default=None, description="class ids that metrics look at; all but 0 unless given"
     )
     void: StrictInt | None = Field(
-        None, description="the value in a mask file that marks pixels that count nowhere"
+        default=None, description="the value in a mask file that marks pixels that count nowhere"
     )
     labels: Literal["auto", "ids", "binary"] | dict[str, Any] | None = Field(
-        None,
+        default=None,
         description='what the numbers in a mask file mean. "ids": class ids. "binary": 0 and 255. '
         '{"0": 0, "128": 1, "255": "void"}: a class id (or void) for each value. {"threshold": 128}: that value and '
         'above is class 1. "auto": binary if all masks of the data set together hold just 0 and 255, ids otherwise',
     )
     colours: dict[str, Any] | None = Field(
-        None, description='for masks in colour, a class id (or void) for each: {"#000000": 0, "#ff0000": 1}'
+        default=None, description='for masks in colour, a class id (or void) for each: {"#000000": 0, "#ff0000": 1}'
     )
     channels: Literal[1, 3] | None = Field(
-        None, description="3 reads grey images as colour, 1 reads colour images as grey if they are"
+        default=None, description="3 reads grey images as colour, 1 reads colour images as grey if they are"
     )
-    intensity: Intensity | None = Field(None, description="how raw values become the network's input")
+    intensity: Intensity | None = Field(default=None, description="how raw values become the network's input")
     patient: str | None = Field(
-        None,
-        description="a regular expression on a case's name; its first group, or else all that it matches, is the patient",
+        default=None,
+        description="a regular expression on a case's name; the patient is its first group, or else the whole match",
     )
-    images: str | None = Field(None, description="the images' folder")
-    masks: str | None = Field(None, description="the masks' folder")
-    image_name: str | None = Field(None, description='how an image\'s file is named after its case: "{name}_img"')
+    images: str | None = Field(default=None, description="the images' folder")
+    masks: str | None = Field(default=None, description="the masks' folder")
+    image_name: str | None = Field(
+        default=None, description='how an image\'s file is named after its case: "{name}_img"'
+    )
     mask_name: str | dict[str, str] | None = Field(
-        None, description='how a mask\'s file is named: "{name}_seg", "{name}_{reader}", or one such for each reader'
+        default=None,
+        description='how a mask\'s file is named: "{name}_seg", "{name}_{reader}", or one such for each reader',
     )
     axes: Axes | None = Field(
-        None, description="how .npy and .npz arrays are stored; HW or, with three axes, DHW unless given"
+        default=None, description="how .npy and .npz arrays are stored; HW or, with three axes, DHW unless given"
     )
     axis: Literal[0, 1, 2] | None = Field(
-        None, description="which axis of a NIfTI volume the slices are cut from; the last, 2, unless given"
+        default=None, description="which axis of a NIfTI volume the slices are cut from; the last, 2, unless given"
     )
     slices: Literal["all", "marked"] | None = Field(
-        None, description="all slices of a volume, or those that somebody marked"
+        default=None, description="all slices of a volume, or those that somebody marked"
     )
     missing: Literal["error", "skip"] | None = Field(
-        None, description="an image without any mask is an error, or one to skip"
+        default=None, description="an image without any mask is an error, or one to skip"
     )
     geometry: Literal["check", "ignore"] | None = Field(
-        None, description="check that a mask lies on its image's grid, or ignore all but the number of voxels"
+        default=None, description="check that a mask lies on its image's grid, or ignore all but the number of voxels"
     )
     dicom: Literal["series", "files"] | None = Field(
-        None, description="a folder of DICOM files is the slices of one series, or files that stand alone"
+        default=None, description="a folder of DICOM files is the slices of one series, or files that stand alone"
     )
 
     @model_validator(mode="after")

@@ -1,0 +1,126 @@
+"""What is predicted for one image: weighted masks, the draws they came from, and strata where the method has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ambiseg._util.errors import DataError
+from ambiseg.io.source import Source
+from ambiseg.masks import MaskDistribution
+from ambiseg.nn.windows import spacing
+
+
+@dataclass(frozen=True)
+class Options:
+    """How many masks are drawn, and how images are read.
+
+    Args:
+        per_stratum: the compact form, the default of methods with strata: 4 masks of every stratum unless given, each
+            of weight ``weights / per_stratum``.
+        samples: the standard form: this many equally likely masks; 16 for methods without strata unless given.
+        seed: of the noise. Every image starts from it, so the masks of one image do not depend on other images.
+        window: side of the windows of a large image; 0 takes every image whole; None cuts images of more than 1024²
+            pixels into windows of 512.
+        overlap: of neighbouring windows; None is a quarter of the window.
+        merge: merge equal masks into one and add their weights.
+        convert: read a grey image as colour for a model of three channels, and three equal channels as grey for a
+            model of one; always done for a model whose training data were read so.
+    """
+
+    per_stratum: int | None = None
+    samples: int | None = None
+    seed: int = 0
+    window: int | None = None
+    overlap: int | None = None
+    merge: bool = True
+    convert: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("per_stratum", 1), ("samples", 1), ("window", 0), ("overlap", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise DataError(f"{name}: expected {least} or more, found {value}")
+        if self.per_stratum is not None and self.samples is not None:
+            raise DataError(f"samples: expected None beside per_stratum={self.per_stratum}, found {self.samples}")
+        spacing(self.window, self.overlap)
+
+
+class Draw(NamedTuple):
+    """One draw: its stratum (None for methods without), its weight, and which of the masks it is."""
+
+    stratum: int | None
+    weight: float
+    mask: int
+
+
+@dataclass(frozen=True, eq=False)
+class Strata:
+    """The K strata that draws fall into, such as experts or members of an ensemble.
+
+    Attributes:
+        name: what the method calls a stratum.
+        weights: ``[K]``; of a volume the mean over its slices.
+        centres: ``[K, *spatial]`` the most typical mask of each stratum.
+        slice_weights: ``[D, K]`` of every slice.
+    """
+
+    name: str
+    weights: Tensor
+    centres: Tensor
+    slice_weights: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """The masks of one image or one volume.
+
+    Attributes:
+        name: of the image, and of the folder that its files go to.
+        masks: one image of N masks ``[1, N, H, W]`` (``[1, N, D, H, W]``), in descending order of weight, with the soft
+            ``marginal``.
+        draws: the draws that the masks came from, stratum by stratum; a merged mask came from several.
+        strata: None for methods without.
+        entropy: ``[*spatial]`` in nats, of the marginal.
+        classes: names of the class ids.
+        source: the file, with its size and its position in space.
+        run: the run that the model is from, as it was named.
+        which: of its weights.
+        options: that it was made with.
+        windows: how many windows a slice was cut into; 1 is whole.
+        notes: what is odd about the image.
+    """
+
+    name: str
+    masks: MaskDistribution
+    draws: tuple[Draw, ...]
+    strata: Strata | None
+    entropy: Tensor
+    classes: tuple[str, ...]
+    source: Source
+    run: str
+    which: str
+    options: Options
+    windows: int = 1
+    notes: tuple[str, ...] = ()
+
+    @property
+    def form(self) -> str:
+        """``compact`` (the same number of draws of every stratum) or ``standard`` (equally likely draws)."""
+        return "standard" if self.strata is None or self.options.samples is not None else "compact"
+
+    def strata_of(self, mask: int) -> list[int]:
+        """The strata that drew a mask, in descending order of weight; empty for methods without strata."""
+        mass: dict[int, float] = {}
+        for draw in self.draws:
+            if draw.mask == mask and draw.stratum is not None:
+                mass[draw.stratum] = mass.get(draw.stratum, 0.0) + draw.weight
+        return sorted(mass, key=lambda stratum: -mass[stratum])
+
+    def __repr__(self) -> str:
+        text = f"Prediction({self.name!r}: {self.source.form}, {self.masks.count} masks"
+        if self.strata is not None:
+            text += f", {self.strata.name} weights " + ", ".join(f"{weight:.2f}" for weight in self.strata.weights)
+        return f"{text})"
