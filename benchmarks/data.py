@@ -10,7 +10,7 @@ import torch
 
 from ambiseg.config import parse
 from ambiseg.data.augment import Augment
-from ambiseg.data.loader import Loader, BatchSampler, Window
+from ambiseg.data.loader import BatchSampler, Loader, Window
 from ambiseg.data.sets.nodules.cases import Nodules
 from ambiseg.data.store import Store
 from ambiseg.regions import partition
@@ -58,7 +58,8 @@ def _step_seconds(store: Store) -> float:
     model = build_model(config, 1, 2).train()
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimiser = torch.optim.Adam(model.parameters())
-    batch = Loader(store, store.intensity, Window((64, 64)))[next(iter(BatchSampler(range(CASES), BATCH, shuffle=True)))]
+    spec = next(iter(BatchSampler(range(CASES), BATCH, shuffle=True)))
+    batch = Loader(store, store.intensity, Window((64, 64)))[spec]
 
     def step() -> None:
         optimiser.zero_grad()

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from ambiseg._util.errors import DataError
 from ambiseg.data.augment import Augment
-from ambiseg.data.case import Case, join_maps
+from ambiseg.data.case import Case
+from ambiseg.data.case import partition as partition_maps
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.loader import Loader, BatchSpec, BatchSampler, Window
+from ambiseg.data.loader import BatchSampler, BatchSpec, Loader, Window
 from ambiseg.regions import partition
 from tests.cases import Listed, random_cases
 
@@ -37,10 +38,10 @@ def test_regions_and_table_say_what_the_masks_said(readers, classes, void, seed)
     assert len(case.table) == len(tuples)  # no region is there twice, none is empty
 
 
-def test_join_maps_uses_small_numbers():
-    regions, table = join_maps([np.arange(300).reshape(10, 30)])
+def test_partition_uses_small_numbers():
+    regions, table = partition_maps([np.arange(300).reshape(10, 30)])
     assert (regions.dtype, table.dtype) == (np.uint16, np.uint16)
-    regions, table = join_maps([np.zeros((4, 4), int), np.ones((4, 4), int)])
+    regions, table = partition_maps([np.zeros((4, 4), int), np.ones((4, 4), int)])
     assert (regions.dtype, table.tolist()) == (np.uint8, [[0, 1]])
 
 
@@ -157,6 +158,7 @@ def test_regions_are_those_of_the_annotations(void, readers, seed, augmented):
     augment = Augment(rotate=90, scale=(0.8, 1.2)) if augmented else None
     batch = Loader(cases, PLAIN, Window((6, 5)), augment)[BatchSpec((0, 1, 2, 3, 4), seed)]
     ours, made = batch.annotations.regions, partition(batch.annotations, 3)
+    assert ours is not None
     values = torch.rand(5, 2, 30)
     for b in range(5):  # what a sum over regions says of every reader's every class must be the same
         present = batch.annotations.mass[b] > 0
@@ -255,7 +257,13 @@ def test_rotation_of_whole_images_is_refused():
 def test_batches_move_as_one():
     batch = Loader(random_cases(2, void=True), PLAIN)[BatchSpec((0, 1), 0)]
     moved = batch.to("meta")
-    tensors = [moved.images, moved.annotations.labels, moved.annotations.valid, moved.annotations.regions.index, moved.annotations.regions.size]
+    tensors = [
+        moved.images,
+        moved.annotations.labels,
+        moved.annotations.valid,
+        moved.annotations.regions.index,
+        moved.annotations.regions.size,
+    ]
     assert {str(x.device) for x in tensors if x is not None} == {"meta"}
     assert moved.names == batch.names
 
@@ -269,7 +277,7 @@ def test_intensity_is_what_it_says():
     expected = torch.tensor([[[[-0.5, 2.0, 4.5]], [[-0.5, 1.0, 2.0]]]])
     assert torch.equal(setting(images), expected)
     assert torch.equal(setting.undo(expected), images.clamp(0, 10))
-    with pytest.raises(ValueError, match="expected 3 values, one a channel, found 2"):
+    with pytest.raises(ValueError, match="expected 3 values, one per channel, found 2"):
         setting(torch.zeros(1, 3, 2, 2))
 
 

@@ -17,7 +17,7 @@ from ambiseg.cli import main
 from ambiseg.data.case import Case
 from ambiseg.data.check.check import CheckResult, check
 from ambiseg.data.check.statistics import Statistics
-from ambiseg.data.sets.folder.settings import Settings
+from ambiseg.data.sets.folder.settings import FolderSettings
 from ambiseg.io.errors import KINDS, SEVERITIES, FileError, Problem
 from ambiseg.overlap import pairwise_iou
 from ambiseg.viz.drawing import differences, outlines, reader_colours
@@ -70,7 +70,7 @@ def test_a_class_beyond_the_declared_ones(tmp_path):
     mask = disc(16, 20)
     mask[0, :3] = 7
     save(make(tmp_path, foreground=1) / "masks/Bob/b.png", mask)
-    result = check(tmp_path, Settings(classes=2))
+    result = check(tmp_path, FolderSettings(classes=2))
     assert lines(result) == ["E303 masks/Bob/b.png: expected class ids 0 … 1, found value 7 in 3 pixels"]
     result = check(tmp_path)
     assert [line[:30] for line in lines(result)] == ["E306 masks/Bob/b.png: expected"]
@@ -87,7 +87,7 @@ def test_missing_masks(tmp_path):
     (tmp_path / "masks/Ann/b.png").unlink()
     result = check(tmp_path)
     assert lines(result) == ["E101 images/b.png: expected a mask of at least one reader in masks/, found none"]
-    assert lines(check(tmp_path, Settings(missing="skip"))) == []
+    assert lines(check(tmp_path, FolderSettings(missing="skip"))) == []
 
 
 def test_readers_whose_files_are_named_otherwise(tmp_path):
@@ -98,7 +98,7 @@ def test_readers_whose_files_are_named_otherwise(tmp_path):
     (line,) = lines(result)
     assert line.startswith("E103 masks/Bob: expected masks named as the images, found 10 masks that fit none, such as")
     assert result.problems[0].remedy == 'write into ambiseg.json: {"mask_name": "{name}_seg"}'
-    assert lines(check(tmp_path, Settings(mask_name="{name}_seg"))) == []
+    assert lines(check(tmp_path, FolderSettings(mask_name="{name}_seg"))) == []
 
 
 def test_a_mask_with_a_slip_in_its_name(tmp_path):
@@ -175,7 +175,7 @@ def test_readers_who_copy_who_never_mark_and_who_are_apart(tmp_path):
 def test_masks_without_a_mark_and_classes_without_a_pixel(tmp_path):
     result = check(make(tmp_path, foreground=0))
     assert [line[:4] for line in lines(result)] == ["W404", "W407"][1:]
-    result = check(make(tmp_path, foreground=1), Settings(classes=3))
+    result = check(make(tmp_path, foreground=1), FolderSettings(classes=3))
     assert lines(result) == ["W406 expected pixels of class 2, found none in any mask"]
 
 
@@ -183,7 +183,7 @@ def test_patients_hidden_in_names(tmp_path):
     make(tmp_path, names=["p1_s1", "p1_s2", "p2_s1"])
     result = check(tmp_path)
     assert any(hint.startswith("H413") and "p1 (2), p2 (1)" in hint for hint in hints(result))
-    result = check(tmp_path, Settings(patient=str(result.suggestion["patient"])))
+    result = check(tmp_path, FolderSettings(patient=str(result.suggestion["patient"])))
     assert [case.patient for case in result.statistics.cases] == ["p1", "p1", "p2"]
 
 

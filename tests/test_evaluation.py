@@ -166,7 +166,7 @@ def test_methods_with_strata_and_with_samples_only(method, keys, stratum):
     assert [list(one.scores.scores) for one in scored] == [settings] * 4
     drawn = predictive.sample(5, torch.Generator().manual_seed(seed_of(0, "evaluate", "standard", 5, batch.names[0])))
     assert [one.scores.scores["standard-5"]["ged"] for one in scored] == ged(drawn, batch.annotations).tolist()
-    found = _summary(scored, *settings, stratum=model.stratum)
+    found = _summary(scored, stratum=model.stratum)
     head, *rows = csv.reader(found.to_csv().splitlines())
     console = Console(width=100, record=True)
     show(found, console)
@@ -213,7 +213,7 @@ def test_interval_of_pooled_calibration_draws_whole_patients():
     predicted = torch.randint(2, (4, 5, 6, 6), generator=g)
     predicted[2:] = 1
     scored = [_scored(predicted[i], truth[i], f"case {i}", "ab"[i // 2]) for i in range(4)]
-    found = _summary(scored, "files-5").settings[0].ece
+    found = _summary(scored).settings[0].ece
 
     def pooled(images: slice) -> float:
         one, other = (MaskDistribution(x[images]).marginal_probs(2) for x in (predicted, truth))
@@ -233,11 +233,10 @@ def _scored(predicted, truth, name: str, patient: str, protocol: str = "mose", v
     )
 
 
-def _summary(scored: list[ScoredCase], *keys: str, protocol: str = "mose", **options: Any) -> Evaluation:
-    settings = [(form, int(samples)) for form, samples in (key.split("-") for key in keys)]
+def _summary(scored: list[ScoredCase], protocol: str = "mose", **options: Any) -> Evaluation:
     about = {"run": "x", "split": "all", "which": "files", "weights": "", "seed": 0, "data": "x"}
     about |= {"threads": 1, "batch_size": 1, "evaluated": [1], "protocol": protocol}
-    return summarise(scored, settings, ["no", "yes"], **about, **options)
+    return summarise(scored, ["no", "yes"], **about, **options)
 
 
 def test_images_without_a_value_are_counted_and_left_out(tmp_path):
@@ -248,7 +247,7 @@ def test_images_without_a_value_are_counted_and_left_out(tmp_path):
         _scored(empty, empty, "none", "cem", "kohl2018"),
         _scored(full, full, "void", "dora", "kohl2018", valid=torch.zeros(1, 4, 4, dtype=torch.bool)),
     ]
-    found = _summary(scored, "files-5", protocol="kohl2018")
+    found = _summary(scored, "kohl2018")
     scores = {case.name: case.scores["files-5"] for case in found.cases}
     assert scores["both"]["ged"] == 0
     assert scores["none"]["ged"] is scores["none"]["matched_iou"] is None
@@ -350,58 +349,60 @@ def test_settings_by_form_and_the_one_that_models_are_compared_by(found):
         found.setting("compact", 5)
 
 
-def _old() -> dict[str, Any]:
-    """An evaluation of format 1, as version 0.1 wrote it; two of its five metrics by name, one image."""
-    mean = {"mean": 0.5, "low": None, "high": None, "count": 1}
-    ece = {"value": 0.125, "low": None, "high": None}
-    metrics = dict.fromkeys([metric for metric in METRICS if metric != "ece"], mean)
-    setting = {
-        "form": "compact", "samples": 2, "metrics": metrics, "ece": ece,
-        "reliability": {"edges": [0.0, 1.0], "confidence": [0.5], "accuracy": [None], "weight": [1.0]},
-        "empty": {"correlation": None, "error": 0.25},
-        "buckets": [{"readers": 1, "images": 1, "metrics": metrics, "ece": ece}],
-    }  # fmt: skip
-    case = {
-        "name": "a", "patient": "ann", "readers": 1, "readers_total": 2, "empty_share": 0.5,
-        "annotations": {"diversity": 0.5, "entropy": None}, "expert_weights": [0.75, 0.25],
-        "scores": {"compact-2": dict.fromkeys(METRICS, 0.5)},
-    }  # fmt: skip
-    bucket = {"readers": 1, "images": 1, "mean": [0.75, 0.25], "empty_mass": 0.0, "empty_share": 0.5}
-    modes = {
-        "setting": "compact-2", "images": 1, "names": ["0", "1"], "probability": [0.5, 0.5], "ratio": [1.0, 0.0],
-        "distance": 0.5, "by_setting": {"compact-2": {"ratio": [1.0, 0.0], "distance": 0.5}},
-        "flips": [{"class": "no", "to": "yes", "probability": 0.5, "truth": 0.5, "predicted": None}],
-        "experts": [[1.0, 0.5], [0.5, 0.25]], "nearest": [[1.0, 0.0], [1.0, 0.0]], "weights": [0.75, 0.25],
-        "matching": [0, 1], "found": 1, "correlation": None,
-    }  # fmt: skip
-    return {
-        "format": "ambiseg.Evaluation/1", "run": "x", "split": "test", "protocol": "mose", "which": "best",
-        "weights": "0", "seed": 0, "data": "x", "threads": 1, "batch_size": 1, "images": 1, "patients": 1,
-        "classes": ["no", "yes"], "evaluated": [1],
-        "annotations": {"diversity": mean, "entropy": mean, "empty_share": mean}, "settings": [setting],
-        "experts": {
-            "count": 2, "mean": [0.75, 0.25], "low": [None, None], "high": [None, None], "setting": "compact-2",
-            "by_bucket": [bucket],
-        },
-        "modes": modes, "cases": [case],
-    }  # fmt: skip
+# What version 0.1 wrote for one image of two modes and two experts.
+OLD = """
+{"format": "ambiseg.Evaluation/1", "run": "runs/a", "split": "test", "protocol": "mose", "which": "best", "weights":
+"0f", "seed": 0, "data": "listed cases, 2 modes", "threads": 1, "batch_size": 1, "images": 1, "patients": 1,
+"classes": ["class 0", "class 1", "other"], "evaluated": [1, 2], "annotations": {"diversity": {"mean": 0.375, "low":
+null, "high": null, "count": 1}, "entropy": {"mean": 0.28116756677627563, "low": null, "high": null, "count": 1},
+"empty_share": {"mean": 0.0, "low": null, "high": null, "count": 1}}, "settings": [{"form": "compact", "samples": 4,
+"metrics": {"ged": {"mean": 0.0, "low": null, "high": null, "count": 1}, "ged_unbiased": {"mean": 0.0, "low": null,
+"high": null, "count": 1}, "matched_iou": {"mean": 1.0, "low": null, "high": null, "count": 1}, "diversity": {"mean":
+0.375, "low": null, "high": null, "count": 1}, "entropy": {"mean": 0.28116756677627563, "low": null, "high": null,
+"count": 1}, "empty_mass": {"mean": 0.0, "low": null, "high": null, "count": 1}}, "ece": {"value": 0.0, "low": null,
+"high": null}, "reliability": {"edges": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0], "confidence": [null,
+null, null, null, null, null, null, 0.75, null, null], "accuracy": [null, null, null, null, null, null, null, 0.75,
+null, null], "weight": [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.0, 0.0]}, "empty": {"correlation": null, "error":
+0.0}, "buckets": [{"readers": 2, "images": 1, "metrics": {"ged": {"mean": 0.0, "low": null, "high": null, "count": 1},
+"ged_unbiased": {"mean": 0.0, "low": null, "high": null, "count": 1}, "matched_iou": {"mean": 1.0, "low": null,
+"high": null, "count": 1}, "diversity": {"mean": 0.375, "low": null, "high": null, "count": 1}, "entropy": {"mean":
+0.28116756677627563, "low": null, "high": null, "count": 1}, "empty_mass": {"mean": 0.0, "low": null, "high": null,
+"count": 1}}, "ece": {"value": 0.0, "low": null, "high": null}}]}], "experts": {"count": 2, "mean": [0.75, 0.25],
+"low": [null, null], "high": [null, null], "setting": "compact-4", "by_bucket": [{"readers": 2, "images": 1, "mean":
+[0.75, 0.25], "empty_mass": 0.0, "empty_share": 0.0}]}, "modes": {"setting": "compact-4", "images": 1, "names": ["0",
+"1"], "probability": [0.75, 0.25], "ratio": [0.75, 0.25], "distance": 0.0, "flips": [{"class": "class 1", "to":
+"other", "probability": 0.25, "truth": 0.25, "predicted": 0.25}], "experts": [[1.0, 0.0], [0.0, 1.0]], "by_setting":
+{"compact-4": {"ratio": [0.75, 0.25], "distance": 0.0}}, "nearest": [[1.0, 0.0], [0.0, 1.0]], "weights": [0.75, 0.25],
+"matching": [0, 1], "found": 2, "correlation": 1.0}, "cases": [{"name": "a", "patient": "a", "readers": 2,
+"readers_total": 2, "empty_share": 0.0, "annotations": {"diversity": 0.375, "entropy": 0.28116756677627563},
+"expert_weights": [0.75, 0.25], "scores": {"compact-4": {"ged": 0.0, "ged_unbiased": 0.0, "matched_iou": 1.0,
+"diversity": 0.375, "entropy": 0.28116756677627563, "ece": 0.0, "empty_mass": 0.0}}}]}
+"""
+
+
+def _old(**changes: Any) -> str:
+    return json.dumps(json.loads(OLD) | changes)
 
 
 def test_evaluations_of_format_1_are_read(tmp_path):
     path = tmp_path / "e.json"
-    path.write_text(json.dumps(_old()))
+    path.write_text(OLD)
     found = Evaluation.load(path, "test")
     assert found.strata is not None
-    assert (found.strata.name, found.strata.mean, found.cases[0].strata_weights) == ("expert",) + ([0.75, 0.25],) * 2
-    assert found.settings[0].ece == found.settings[0].buckets[0].ece == Interval(mean=0.125, low=None, high=None)
+    assert (found.strata.name, found.strata.count, found.strata.setting) == ("expert", 2, "compact-4")
+    assert found.strata.mean == found.strata.by_bucket[0].mean == found.cases[0].strata_weights == [0.75, 0.25]
+    assert found.settings[0].ece == found.settings[0].buckets[0].ece == Interval(mean=0.0, low=None, high=None)
+    assert found.settings[0].metrics["entropy"].mean == found.cases[0].scores["compact-4"]["entropy"]
     assert found.modes is not None
-    assert found.modes.strata_iou == [[1.0, 0.5], [0.5, 0.25]]
-    assert found.flipped == [(0, 1)]
+    assert found.modes.strata_iou == [[1.0, 0.0], [0.0, 1.0]]
+    assert (found.modes.matching, found.modes.flips[0].name, found.flipped) == ([0, 1], "class 1", [(1, 2)])
     found.save(path)
     assert Evaluation.load(path) == found
     assert json.loads(path.read_text())["format"] == "ambiseg.Evaluation/2"
-    without = {key: value for key, value in _old().items() if key != "modes"}  # as the first evaluations were
-    path.write_text(json.dumps({**without, "experts": None, "cases": [_old()["cases"][0] | {"expert_weights": None}]}))
+    first = json.loads(_old(experts=None))  # the first evaluations had no modes; methods without experts had null
+    del first["modes"]
+    first["cases"][0]["expert_weights"] = None
+    path.write_text(json.dumps(first))
     found = Evaluation.load(path)
     assert (found.modes, found.strata, found.cases[0].strata_weights) == (None, None, None)
 
@@ -414,14 +415,14 @@ def test_evaluations_of_format_1_are_read(tmp_path):
         ('{"format": "other/1"}', "expected an evaluation of format ambiseg.Evaluation/2, found other/1"),
         ('{"format": "ambiseg.Evaluation/1"}', "expected an evaluation, found run: Field required"),
         ('{"format": "ambiseg.Evaluation/2"}', "expected an evaluation, found run: Field required"),
-        (json.dumps({**_old(), "experts": 3, "settings": {}}), "expected an evaluation, found settings: Input should"),
-        (json.dumps({**_old(), "settings": []}), "expected an evaluation, found settings: List should have at least 1"),
-        (json.dumps({**_old(), "seed": "x"}), "expected an evaluation, found seed: Input should be a valid integer"),
+        (_old(experts=3, settings={}), "expected an evaluation, found settings: Input should"),
+        (_old(settings=[]), "expected an evaluation, found settings: List should have at least 1"),
+        (_old(seed="x"), "expected an evaluation, found seed: Input should be a valid integer"),
         (
-            json.dumps({**_old(), "cases": [{**_old()["cases"][0], "scores": {}}]}),
-            "expected all scores of 'a' in compact-2, found others",
+            _old(cases=[{**json.loads(OLD)["cases"][0], "scores": {}}]),
+            "expected all scores of 'a' in compact-4, found others",
         ),
-        (json.dumps({**_old(), "split": "val"}), "expected an evaluation of split test, found val"),
+        (_old(split="val"), "expected an evaluation of split test, found val"),
     ],
 )
 def test_other_files_are_refused_by_name(text, message, tmp_path):
@@ -535,7 +536,7 @@ def test_one_line_names_what_is_wrong(damage, options, message, tiny_run, tmp_pa
 
 
 def test_unknown_settings_of_the_data_are_named(tiny_run):
-    with pytest.raises(ConfigError, match=r"data\.rot: no such setting; did you mean data"):
+    with pytest.raises(ConfigError, match=r"data\.rot: no such setting; did you mean data\.root\?"):
         evaluate(tiny_run, data={"rot": "x"})
 
 

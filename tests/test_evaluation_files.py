@@ -118,6 +118,25 @@ def test_what_predict_wrote_is_scored(tmp_path):
         scores(tmp_path / "volumes", tmp_path / "truth")
 
 
+@pytest.mark.parametrize("format", ["ambiseg.Prediction/1", "ambiseg.Prediction/2"])
+def test_every_format_of_predictions(format, folders, tmp_path):
+    for case, by in SAMPLES.items():
+        for sample, mask in by.items():
+            save(tmp_path / "mine" / case / f"{sample}.png", mask)
+        save(tmp_path / "mine" / case / "overview.png", LEFT)  # not in the list: no mask
+        masks = [{"file": f"{sample}.png", "weight": 0.5, "more": 1} for sample in by]
+        (tmp_path / "mine" / case / "weights.json").write_text(
+            json.dumps({"format": format, "slices": 1, "masks": masks, "more": 1})
+        )
+    check(scores(tmp_path / "mine", folders[1]))
+    masks = [{"file": "s1.png", "weight": 0.25}, {"file": "s2.png", "weight": 0.75}]
+    (tmp_path / "mine/b/weights.json").write_text(json.dumps({"format": format, "slices": 1, "masks": masks}))
+    assert scores(tmp_path / "mine", folders[1])["b"]["empty_mass"] == 0.75
+    (tmp_path / "mine/b/weights.json").write_text(json.dumps({"format": format, "masks": [{"file": "s1.png"}]}))
+    with pytest.raises(DataError, match=r"b/weights\.json: expected a prediction, found masks\.0\.weight: Field req"):
+        scores(tmp_path / "mine", folders[1])
+
+
 def test_weights(folders):
     predictions, truth = folders
     (predictions / "weights.json").write_text(json.dumps({"b": {"s1": 3, "s2": 1}}))

@@ -16,7 +16,7 @@ from ambiseg.data.augment import Augment
 from ambiseg.data.case import Case
 from ambiseg.data.config import DataConfig, open_cases
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.loader import Loader, BatchSpec, Window
+from ambiseg.data.loader import BatchSpec, Loader, Window
 from ambiseg.data.sets.street.flips import Flips, flip_modes, happening, mode_weights
 from ambiseg.data.store import Store
 from ambiseg.masks import MaskDistribution
@@ -200,7 +200,9 @@ def test_classes_may_weigh_differently():
     options: dict[str, Any] = {"in_channels": 2, "classes": C, "backbone": "unet-light", "cost": "ce"}
     model = MoSE(**options, class_weights=weights.tolist())
     assert "class_weights" not in model.state_dict()
-    loss = [m.loss(batch.images, annotations, regions=batch.annotations.regions)["total"] for m in (model, MoSE(**options))]
+    loss = [
+        m.loss(batch.images, annotations, regions=batch.annotations.regions)["total"] for m in (model, MoSE(**options))
+    ]
     assert all(value.isfinite() for value in loss)
     for wrong in ({"class_weights": [1.0]}, {"class_weights": [0.0] * C}, {"class_weights": [1.0] * C, "cost": "iou"}):
         with pytest.raises(ValueError, match="class_weights: expected"):

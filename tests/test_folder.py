@@ -18,7 +18,6 @@ from PIL import Image
 from ambiseg._util.errors import DataError
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.folder.cases import Folder
-from ambiseg.data.sets.folder.settings import Settings
 from ambiseg.io.errors import FileError
 from tests.files import RNG, disc, made, make, picture, refusal, save, save_dicom, save_nifti, save_series
 
@@ -370,11 +369,11 @@ def test_settings_and_manifests_that_may_not_be_read(tmp_path, monkeypatch):
 def test_a_mask_without_an_image_is_compared_with_images_that_lack_one(tmp_path):
     make(tmp_path, names=("cell_1", "cell_2", "cell_3"))
     (tmp_path / "masks/Ann/cell_2.png").rename(tmp_path / "masks/Ann/Cell_2.png")  # Bob has marked cell_2
-    folder = Folder.tolerant(tmp_path, Settings(), quiet=True)
+    folder = Folder(tmp_path, quiet=True, strict=False)
     [problem] = [problem for problem in folder.problems if problem.code == "W102"]
     assert problem.message == "expected an image named 'Cell_2', found none; the nearest is cell_2.png"
     (tmp_path / "images/cell_2.png").rename(tmp_path / "images/cell_2.webp")
-    codes = [problem.code for problem in Folder.tolerant(tmp_path, Settings(), quiet=True).problems]
+    codes = [problem.code for problem in Folder(tmp_path, quiet=True, strict=False).problems]
     assert codes == ["E105", "W102"]  # Bob's mask has an image, which is not read
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from ambiseg.data.check.check import check
 from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.folder.labels import Convention, Values, observed_convention
-from ambiseg.data.sets.folder.settings import Settings
+from ambiseg.data.sets.folder.settings import FolderSettings
 from ambiseg.io.errors import FileError
 from tests.files import disc, make, picture, refusal, save
 
@@ -36,7 +36,7 @@ def test_the_convention_is_binary_for_0_and_255_alone(numbers):
     for number in sorted(numbers):  # one mask each: it is the data set that decides
         seen.add(np.full((1, 2, 2), number, np.uint8), Path(f"{number}.png"))
     try:
-        kind, classes = (found := observed_convention(seen, Settings())).kind, len(found.classes)
+        kind, classes = (found := observed_convention(seen, FolderSettings())).kind, len(found.classes)
     except FileError as refused:
         assert refused.problem.code == "E306"  # noqa: PT017
         present = len(numbers | {0})
@@ -56,7 +56,7 @@ def test_tables_thresholds_and_colours(tmp_path):
     assert (case.labels.tolist(), case.valid.tolist()) == ([[[0, 1, 0]]], [[True, True, False]])
     assert Folder(tmp_path, labels={"threshold": 128})[0].labels.tolist() == [[[0, 1, 1]]]
     save(tmp_path / "masks/a.png", np.array([[[0, 0, 0], [255, 0, 0], [0, 0, 255]]], np.uint8))
-    assert refusal(tmp_path).endswith("expected one number a pixel, found 2 pixels in colour: #0000ff, #ff0000")
+    assert refusal(tmp_path).endswith("expected one number per pixel, found 2 pixels in colour: #0000ff, #ff0000")
     colours = {"#000000": 0, "ff0000": 1}
     assert refusal(tmp_path, colours=colours).endswith("expected the 2 declared colours, found #0000ff (1 px)")
     assert Folder(tmp_path, colours={**colours, "#0000FF": 2})[0].labels.tolist() == [[[0, 1, 2]]]

@@ -9,7 +9,7 @@ import pytest
 
 from ambiseg.data.check.check import check
 from ambiseg.data.sets.folder.cases import Folder
-from ambiseg.data.sets.folder.settings import Settings
+from ambiseg.data.sets.folder.settings import FolderSettings
 from tests.files import disc, made, make, picture, refusal, save
 
 
@@ -102,28 +102,28 @@ def test_json_manifests_that_are_wrong(tmp_path, text, message):
 
 def test_arguments_win_over_settings_and_both_over_the_file(tmp_path):
     settings(make(tmp_path), title="from the file", classes=["nothing", "disc"], void=3)
-    cases = Folder(tmp_path, void=4, settings=Settings(void=5, title="from settings"))
+    cases = Folder(tmp_path, void=4, settings=FolderSettings(void=5, title="from settings"))
     assert (cases.title, cases.classes, cases.settings.void) == ("from settings", ("nothing", "disc"), 4)
 
 
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"clases": 2}, "found 'clases'; did you mean classes?"),
+        ({"clases": 2}, "clases: no such setting; did you mean classes?"),
         ({"classes": 1}, "classes: expected names of two classes or more, or their number, found 1"),
         ({"classes": ["a", "a"]}, "classes: expected different names"),
-        ({"labels": "colour"}, "labels: expected auto, ids, binary or a table, found 'colour'"),
+        ({"labels": "colour"}, "labels: expected auto, ids, binary, a table or null, found 'colour'"),
         ({"labels": {"x": 1}}, "labels: expected values of a mask"),
         ({"labels": {"1": "empty"}}, "labels: expected a class id below 65536 or \"void\" for each, found 'empty'"),
         ({"colours": {"#ff0000": 2}, "classes": 2}, "colours: expected a class id below 2"),
         ({"colours": {"red": 1}}, "colours: expected six hexadecimal digits"),
         ({"colours": {"#ff0000": 1}, "labels": "ids"}, "colours: expected either labels or colours, found both"),
-        ({"void": "255"}, "void: expected a whole number, found '255'"),
+        ({"void": "255"}, "void: expected a whole number or null, found '255'"),
         ({"patient": "("}, "patient: expected a regular expression, found '('"),
         ({"mask_name": "seg"}, "mask_name: expected {name} in it once"),
-        ({"intensity": {"lo": 1}}, "intensity: expected known keys, found 'lo'; did you mean low?"),
-        ({"intensity": {"low": 2, "high": 1}}, "intensity: expected low < high, found 2 and 1"),
-        ({"channels": 2}, "channels: expected 1 or 3, found 2"),
+        ({"intensity": {"lo": 1}}, "intensity.lo: no such setting; did you mean intensity.low?"),
+        ({"intensity": {"low": 2, "high": 1}}, "intensity.low: expected low < high, found 2 and 1"),
+        ({"channels": 2}, "channels: expected 1, 3 or null, found 2"),
         ([], "expected one object of settings, found a list"),
     ],
 )

@@ -117,7 +117,7 @@ def test_a_perfect_model_is_found_perfect():
     masks = MaskDistribution(batch.annotations.labels, batch.annotations.weights)
     found = score_modes(Drawing(masks, 1), batch.annotations.regions, cases.flips, cases.evaluated, "mose")
     scored = [{"standard-8": one} for one in found if one is not None]
-    made = summarise_modes(scored, ["standard-8"], cases.flips, cases.classes, [None] * len(scored))
+    made = summarise_modes(scored, cases.flips, cases.classes, [None] * len(scored))
     assert made is not None
     assert made.names[:3] == ["000", "001", "010"]
     np.testing.assert_allclose(made.ratio, made.probability, atol=1e-6)
@@ -140,7 +140,7 @@ def test_strata_are_matched_with_their_modes():
     drawing = Drawing(MaskDistribution(drawn, weights), 5)
     (one,) = score_modes(drawing, batch.annotations.regions, cases.flips, cases.evaluated, "mose")
     assert one is not None
-    made = summarise_modes([{"compact-5": one}], ["compact-5"], cases.flips, cases.classes, [weights[0].tolist()])
+    made = summarise_modes([{"compact-5": one}], cases.flips, cases.classes, [weights[0].tolist()])
     assert made is not None
     assert made.setting == "compact-5"
     assert made.matching == [1, 3, 0, 2]
@@ -151,7 +151,7 @@ def test_strata_are_matched_with_their_modes():
 
 
 def test_data_without_flips_have_no_modes():
-    assert summarise_modes([], ["standard-8"], (), ("a",), []) is None
+    assert summarise_modes([], (), ("a",), []) is None
 
 
 # -- from the run to the page -----------------------------------------------------------------------------------------

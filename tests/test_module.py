@@ -14,12 +14,32 @@ import torch
 
 from ambiseg._util.errors import DataError
 from ambiseg.data.augment import Augment
+from ambiseg.data.case import Case
 from ambiseg.data.config import DataConfig, open_cases
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.loader import Batch
+from ambiseg.data.loader import Batch, BatchSpec
 from ambiseg.data.module import DataModule
 from ambiseg.data.splits import LeakageError, Rule, Split
-from tests.cases import random_cases
+from ambiseg.settings import validate
+from tests.cases import Listed, random_cases
+
+LEAKING = Split({"train": ("case-0", "case-1"), "val": ("case-2",), "test": ("case-3",)}, "", Rule(declared=True))
+
+
+class Reading(Listed):
+    """Keeps the numbers of the cases that are read."""
+
+    def __init__(self, count: int, **options) -> None:
+        cases = random_cases(count, **options)
+        super().__init__(list(cases), len(cases.classes))
+        self.read: list[int] = []
+
+    def __getitem__(self, index: int) -> Case:
+        self.read.append(index)
+        return super().__getitem__(index)
+
+    def state(self) -> str:
+        return f"{len(self)} cases for reading"
 
 
 def module(cases=None, split=None, **settings) -> DataModule:
@@ -129,15 +149,39 @@ def test_intensity_is_the_data_sets_unless_one_is_given():
     assert module(intensity=given).intensity == given
 
 
-@pytest.mark.parametrize("cache", [None, "temporary", "folder"])
-def test_caches_change_nothing(tmp_path, cache):
-    settings = {"cache": str(tmp_path) if cache == "folder" else cache}
+@pytest.mark.parametrize("cache", [None, "user", "temporary", "folder"])
+def test_caches_change_nothing(tmp_path, monkeypatch, cache):
+    monkeypatch.setenv("AMBISEG_CACHE", str(tmp_path / "user"))
+    settings = {"cache": str(tmp_path / "folder") if cache == "folder" else cache}
     data, again = module(**settings), module(**settings)
     plain = module(cache=None)
     for a, b, c in zip(*(m.test_dataloader() for m in (data, again, plain)), strict=True):
         assert same(a, b)
         assert same(a, c)
-    assert len(list(tmp_path.iterdir())) == (1 if cache == "folder" else 0)
+    places = {None: [], "folder": ["folder"], "user": ["user"], "temporary": ["user"]}[cache]
+    assert [path.name for path in tmp_path.iterdir()] == places
+    assert all(len(list((tmp_path / place).glob("*/store.json"))) == 1 for place in places)
+
+
+def test_few_cases_are_read_without_decoding_all():
+    cases = Reading(40)
+    split = Split.by_hash(cases, {"train": 0.5, "val": 0.2, "test": 0.3})
+    cases.read.clear()
+    data = DataModule(DataConfig(), cases, split, decode=False)
+    data.setup()
+    index = data.indices("test")[0]
+    split.verify(data.cases, names=[cases.names[index]])
+    batch = data.part_dataloader("test").dataset[BatchSpec((index,), 0)]
+    assert batch.names == (cases.names[index],)
+    assert set(cases.read) == {index}
+    with pytest.raises(LeakageError):
+        DataModule(DataConfig(), Reading(4, patients=2), LEAKING, decode=False).setup()
+    DataModule(DataConfig(), cases, split).setup()  # decodes into the cache
+    cases.read.clear()
+    cached = DataModule(DataConfig(), cases, split, decode=False)
+    cached.setup()
+    assert same(cached.part_dataloader("test").dataset[BatchSpec((index,), 0)], batch)
+    assert not cases.read
 
 
 def test_a_frozen_split_is_compared_with_the_data(tmp_path):
@@ -155,10 +199,8 @@ def test_a_frozen_split_is_compared_with_the_data(tmp_path):
 
 
 def test_a_leaking_split_stops_everything():
-    cases = random_cases(4, patients=2)
-    leaking = Split({"train": ("case-0", "case-1"), "val": ("case-2",), "test": ("case-3",)}, "", Rule(declared=True))
     with pytest.raises(LeakageError, match="patient 'patient-0' is in train"):
-        DataModule(DataConfig(), cases, leaking).setup()
+        DataModule(DataConfig(), random_cases(4, patients=2), LEAKING).setup()
 
 
 def test_declared_splits_without_validation_get_one_from_train():
@@ -172,17 +214,27 @@ def test_declared_splits_without_validation_get_one_from_train():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "nodule"}, r"data\.name: expected one of nodules, .* found 'nodule'; did you mean nodules\?"),
+        ({"name": "nodule"}, r"name: expected one of nodules, .* found 'nodule'; did you mean nodules\?"),
         ({"name": "folder"}, r"data\.root: expected the folder"),
         ({"name": "nodules", "root": "x"}, r"data\.root: nodules is part of the package"),
-        ({"name": "shapes", "options": {"sise": 3}}, r"data\.options: expected some of .*size.* found 'sise'"),
-        ({"batch_size": 0}, r"data\.batch_size: expected at least 1, found 0"),
-        ({"workers": -1}, r"data\.workers"),
+        (
+            {"name": "shapes", "options": {"sise": 3}},
+            r"data\.options: expected some of .*size.* found 'sise'; did you mean size\?",
+        ),
+        ({"batch_size": 0}, "batch_size: expected at least 1, found 0"),
+        ({"size": 0}, "size: expected at least 1, found 0"),
+        ({"workers": -1}, "workers: expected at least 0, found -1"),
+        ({"fraction": 0}, "fraction: expected more than 0 and at most 1, found 0"),
+        ({"annotations": "first"}, "annotations: expected all, random, once, a whole number or null, found 'first'"),
+        ({"augment": {"noise": -1}}, r"augment\.noise: expected at least 0, found -1"),
+        ({"augment": {"scale": [2, 1]}}, r"augment\.scale: expected 0 < smallest ≤ largest, found 2 and 1"),
+        ({"intensity": {"low": 1, "high": 0}}, r"intensity\.low: expected low < high, found 1 and 0"),
+        ({"intensity": {"lo": 1}}, r"intensity\.lo: no such setting; did you mean intensity\.low\?"),
     ],
 )
 def test_wrong_settings_are_named(settings, message):
     with pytest.raises(DataError, match=message):
-        open_cases(DataConfig(**settings))
+        open_cases(validate(DataConfig, settings))
 
 
 def test_lightning_trains_and_each_process_takes_its_share(monkeypatch):

@@ -266,7 +266,7 @@ def test_a_method_that_only_samples_has_one_row_of_masks(run):
     reader = Reader(page(Run(run), found, gallery, None))
     alternatives = [image["alt"] for image in reader.all("img")]
     assert sum("of the model" in alt for alt in alternatives) == 6  # outline, four samples, mean
-    assert "Samples most likely 4 samples mean all samples" in reader.text
+    assert "Samples all samples most likely sample 1" in reader.text
     assert "shown under Most ambiguous" in reader.text
     assert {"3 of 4", "1 of 4"} <= {alt.split("mask of ")[-1].removesuffix(", empty") for alt in alternatives}
     assert "expert" not in reader.text.split("To reproduce it")[0].lower()
@@ -391,7 +391,7 @@ def test_neither_a_display_nor_a_home_is_needed(tmp_path):
         "from ambiseg.report import figures, curves\n"
         "history = [{'epoch': 1.0, 'loss': 2.0, 'val_ged': 0.3}]\n"
         "with figures.drawing():\n"
-        "    plot = figures.Figures(None).make('a', 'b', 'c', curves.curves, history, ['loss'], 'loss')\n"
+        "    plot = figures.Figures(None).plot('a', curves.curves, history, ['loss'], 'loss')\n"
         "    print('<path' in plot.svg)"
     )
     (tmp_path / "file").write_text("")

@@ -234,6 +234,33 @@ def test_verify_says_what_changed():
         split.verify(Toy(map(str, range(30)), pixels={"case-7": 1}))
 
 
+def test_some_cases_are_verified_without_reading_the_others(tmp_path):
+    cases = Toy(map(str, range(30)))
+    Split.by_hash(cases, HALVES).save(tmp_path / "split.json")
+    split = Split.load(tmp_path / "split.json")
+    changed = Toy(map(str, range(30)), pixels={"case-7": 1})
+    split.verify(changed, names=["case-3", "case-5"])
+    assert changed.read == 2
+    with pytest.raises(
+        DataError, match=r"toy: case 'case-7' has another content .* expected digest .*, found"
+    ) as error:
+        split.verify(changed, names=["case-3", "case-7"])
+    assert "\n" not in str(error.value)
+    with pytest.raises(DataError, match="found 1 missing: 'case-0'"):
+        split.verify(cases.chosen(range(1, 30)), names=["case-3"])
+    content = json.loads((tmp_path / "split.json").read_text())
+    assert content.pop("digests").keys() == set(cases.names)
+    (tmp_path / "split.json").write_text(json.dumps(content))  # as it was saved before digests were
+    before = changed.read
+    Split.load(tmp_path / "split.json").verify(changed, names=["case-7"])
+    assert changed.read == before
+    changed.fingerprint = fingerprint(changed)  # as a store has it: all cases are compared, and none is read
+    before = changed.read
+    with pytest.raises(DataError, match="another content"):
+        split.verify(changed, names=["case-3"])
+    assert changed.read == before
+
+
 def test_extending_adds_the_new_and_moves_nobody():
     cases, larger = Toy(map(str, range(30))), Toy(map(str, range(60)))
     split = Split.by_hash(cases, HALVES)
@@ -328,14 +355,15 @@ def test_file_round_trip(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "ambiseg.Split/2"}, "expected JSON of format 'ambiseg.Split/1', found 'ambiseg.Split/2'"),
-        ({"colour": 1}, "expected the keys format, .*, found .*colour"),
-        ({"seed": None}, "expected 'seed' to be of type int, found None"),
-        ({"seed": True}, "expected 'seed' to be of type int, found True"),
-        ({"fractions": {"train": "all"}}, "expected the fraction of 'train' to be a number, found 'all'"),
+        ({"format": "ambiseg.Split/2"}, "format: expected ambiseg.Split/1, found 'ambiseg.Split/2'"),
+        ({"colour": 1}, "colour: no such setting"),
+        ({"seed": None}, "seed: expected a whole number, found null"),
+        ({"seed": True}, "seed: expected a whole number, found true"),
+        ({"fractions": {"train": "all"}}, "fractions: expected a table of numbers, found {train: all}"),
         ({"fractions": {"train": 0.5}}, "must sum to 1"),
-        ({"parts": {"train": "a"}}, "expected part 'train' to be a list of case names, found 'a'"),
-        ({"parts": {"train": [1]}}, "expected part 'train' to be a list of case names"),
+        ({"parts": {"train": "a"}}, "parts: expected a table.*, found {train: a}"),
+        ({"parts": {"train": [1]}}, r"parts: expected a table.*, found {train: \[1\]}"),
+        ({"digests": {"a": "0"}}, "digests: expected one per case, found 1 for 2 cases"),
         ({"parts": {"train": []}}, "'train' of the split has no case"),
         ({"parts": {"train": ["a"], "test": ["a"]}}, "in train and in test"),
     ],

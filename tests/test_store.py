@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ambiseg._util.errors import DataError
-from ambiseg.data.case import Case, Cases
+from ambiseg.data.case import Case, Cases, Decoded
+from ambiseg.data.splits import fingerprint
 from ambiseg.data.store import Store
 from tests.cases import Listed, random_cases
 
@@ -24,6 +27,9 @@ def same(a: Case, b: Case) -> bool:
     equal = all((x is None) == (y is None) and (x is None or np.array_equal(x, y)) for x, y in arrays)
     dtypes = all(getattr(a, f).dtype == getattr(b, f).dtype for f in ("image", "regions", "table"))
     return equal and dtypes and (a.name, a.patient, a.readers) == (b.name, b.patient, b.readers)
+
+
+FINISHED = ("cases.jsonl", "store.json")
 
 
 class Interrupted(Exception):
@@ -46,12 +52,6 @@ class Breaking(Listed):
 
     def state(self) -> str:
         return self._state
-
-    def digest(self, index: int) -> str:
-        return f"digest {index}"
-
-    def image_digest(self, index: int) -> str:
-        return f"image {index}"
 
 
 @pytest.mark.parametrize("void", [False, True])
@@ -105,7 +105,7 @@ def test_writing_is_taken_up_where_it_stopped(tmp_path, damage):
     with pytest.raises(DataError, match="expected a finished store"):
         Store(tmp_path)
     if damage == "half a line":
-        journal = tmp_path / "cases.jsonl"
+        journal = tmp_path / "draft.jsonl"
         journal.write_text(journal.read_text()[:-20])
     elif damage == "pixels missing":
         os.truncate(tmp_path / "regions.bin", os.path.getsize(tmp_path / "regions.bin") - 1)
@@ -113,6 +113,7 @@ def test_writing_is_taken_up_where_it_stopped(tmp_path, damage):
     store = Store.build(second, tmp_path)
     assert second.read == ([0, 0, 0, 0, 1, 1] if damage == "none" else [0, 0, 0, 1, 1, 1])
     assert all(same(store[i], cases[i]) for i in range(6))
+    assert {path.name for path in tmp_path.iterdir()} - {"lock"} == {"images.bin", "regions.bin", *FINISHED}
 
 
 def test_an_interrupted_store_of_other_data_is_not_continued(tmp_path):
@@ -120,6 +121,50 @@ def test_an_interrupted_store_of_other_data_is_not_continued(tmp_path):
         Store.build(Breaking(random_cases(6, seed=0), at=4), tmp_path)
     store = Store.build(random_cases(6, seed=1), tmp_path)
     assert all(same(store[i], random_cases(6, seed=1)[i]) for i in range(6))
+
+
+class Doubling(Listed):
+    """Masks hold twice the class id, which is known when all cases have been read."""
+
+    def __init__(self, cases: Cases, at: int | None = None) -> None:
+        super().__init__(list(cases), len(cases.classes))
+        self.at, self.read = at, 0
+        self.classes = ()
+
+    def state(self) -> str:
+        return "doubled"
+
+    def decode(self, start: int = 0) -> Iterator[Decoded]:
+        for index in range(start, len(self)):
+            if index == self.at:
+                raise Interrupted
+            self.read += 1
+            case = replace(self[index], table=self[index].table * 2)
+            yield Decoded(case, case.image_digest, observed={"most": int(case.table.max())})
+
+    def settle(self, observed: Sequence[Any]) -> bool:
+        self.classes = tuple("abcdefgh"[: max(one["most"] for one in observed) // 2 + 1])
+        return True
+
+    def settled(self, case: Case, observed: Any) -> Case:
+        assert observed["most"] == case.table.max()
+        return replace(case, table=case.table // np.array(2, case.table.dtype))
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_tables_are_settled_when_everything_has_been_read(tmp_path, interrupted):
+    cases = random_cases(5, void=True)
+    if interrupted:
+        with pytest.raises(Interrupted):
+            Store.build(Doubling(cases, at=3), tmp_path)
+    source = Doubling(cases)
+    store = Store.build(source, tmp_path)
+    assert source.read == (2 if interrupted else 5)
+    assert store.classes == ("a", "b", "c")
+    for i in range(5):
+        assert same(store[i], cases[i])
+        assert store.digest(i) == cases.digest(i)
+    assert store.fingerprint == fingerprint(cases)
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
@@ -146,28 +191,6 @@ def test_damaged_stores_are_named(tmp_path):
         Store(tmp_path)
     with pytest.raises(DataError, match="expected a finished store"):
         Store(tmp_path / "nowhere")
-
-
-def test_a_temporary_store_goes_with_its_object_but_not_with_a_fork():
-    store = Store.build(random_cases(2))
-    folder = store.folder
-    child = os.fork()
-    if child == 0:
-        del store
-        gc.collect()
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert folder.is_dir()
-    del store
-    gc.collect()
-    assert not folder.exists()
-
-
-def test_a_failed_temporary_store_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(Interrupted):
-        Store.build(Breaking(random_cases(3), at=1))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_store_can_be_sent_to_another_process(tmp_path):

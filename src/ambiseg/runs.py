@@ -22,7 +22,7 @@ import os
 import platform
 import subprocess
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -124,18 +124,7 @@ class _Record:
     """What ``run.json`` must hold; it may hold more."""
 
     format: str
-    data: _CardRecord
-    started: str = ""
-    command: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _CardRecord:
-    classes: tuple[str, ...]
-    evaluated: tuple[int, ...]
-    channels: int
-    intensity: Intensity
-    title: str
+    data: Card
 
 
 class Run:
@@ -154,7 +143,7 @@ class Run:
             raise ConfigError(f"{about}: expected a run of format {_FORMAT}, found {record.format}")
         self.about: dict[str, Any] = json.loads(text)
         self.config: Config = configuration.load(self.folder / "config.yaml")
-        self.card = Card(**vars(record.data), stratum=method_named(self.config.model.method).stratum)
+        self.card = replace(record.data, stratum=method_named(self.config.model.method).stratum)
 
     @staticmethod
     def create(folder: str | os.PathLike[str], config: Config, card: Card, split: Split, command: list[str]) -> Run:

@@ -1,8 +1,8 @@
 """The metrics as ``torchmetrics.Metric`` classes, which add up over batches and over processes.
 
-Needs ``pip install "ambiseg[torchmetrics]"``. Each is a thin shell over the function of the same name in
-:mod:`ambiseg.metrics`: images are averaged once, over the whole data set, and images whose value is undefined (nan)
-are left out, so any split into batches or processes gives the same number.
+Needs ``pip install "ambiseg[torchmetrics]"``. Each wraps the function of the same name in :mod:`ambiseg.metrics`: the
+mean is over all images of the data set, and images whose value is undefined (nan) are left out, so any division into
+batches or processes gives the same number.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ except ImportError as error:
 
 
 class _Sums(Metric):
-    """A metric made of sums in float64, which no cast of the surrounding model touches."""
+    """A metric made of sums, which stay in float64 when the surrounding model is cast."""
 
     full_state_update = False
 
     def __init__(self, sums: dict[str, Tensor], settings: Sequence[object], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        # A MetricCollection lets metrics with equal states share one. Names that hold the class and its settings keep
-        # two metrics apart whose first batches happen to agree.
+        # A MetricCollection merges metrics whose states have equal names and values. Class and settings in the names
+        # keep two metrics apart whose first batches happen to give equal values.
         label = re.sub(r"\W+", "_", "_".join(map(str, (type(self).__name__, *settings))))
         self._names = {name: f"{label}_{name}" for name in sums}
         for name, start in sums.items():
@@ -53,7 +53,7 @@ class _Sums(Metric):
 
 
 class _MeanOverImages(_Sums):
-    """Mean of a per-image value."""
+    """Mean of a value per image."""
 
     def __init__(self, score: Callable[..., Tensor], settings: dict[str, object], **kwargs: Any) -> None:
         sums = {"total": torch.zeros((), dtype=torch.float64), "images": torch.zeros((), dtype=torch.int64)}
@@ -66,7 +66,7 @@ class _MeanOverImages(_Sums):
         self._add(total=exact(values).nansum(), images=(~values.isnan()).sum())
 
     def compute(self) -> Tensor:
-        """The mean over all images with a value, of all processes."""
+        """The mean over all images with a value, in all processes."""
         return self._sum("total") / self._sum("images")
 
 
@@ -121,7 +121,7 @@ class ECE(_Sums):
     """:func:`ambiseg.metrics.ece` with pixels pooled over all images;  ``update(pred, truth)`` of distributions.
 
     Args:
-        num_classes: C, how many classes the marginals have.
+        num_classes: C, number of classes of the marginals.
         classes, bins: as in :func:`ambiseg.metrics.ece`.
     """
 
@@ -148,9 +148,9 @@ class ECE(_Sums):
 
     @property
     def curve(self) -> metrics.ReliabilityCurve:
-        """The reliability curve of everything seen so far by this process."""
+        """The reliability curve of all images that this process has been given."""
         return metrics.ReliabilityCurve(**{name: self._sum(name) for name in self._names})
 
     def compute(self) -> Tensor:
-        """The error over all pixels, of all processes."""
+        """The error over all pixels, in all processes."""
         return torch.tensor(self.curve.ece, dtype=torch.float64)

@@ -136,8 +136,9 @@ def _check(arguments: argparse.Namespace) -> int:
     from ambiseg.data.check.check import CheckResult, check
     from ambiseg.data.check.page import page
     from ambiseg.data.check.text import print_lines, print_result
-    from ambiseg.data.sets.folder.settings import Settings
+    from ambiseg.data.sets.folder.settings import FolderSettings
     from ambiseg.io.errors import FileError
+    from ambiseg.settings import validate
 
     path, quiet, only_json = Path(arguments.path), arguments.quiet, arguments.json == "-"
     targets = [Path(file) for file in (arguments.html, arguments.json) if file not in (None, "-")]
@@ -149,10 +150,8 @@ def _check(arguments: argparse.Namespace) -> int:
     classes = arguments.classes
     if classes is not None:
         classes = int(classes[0]) if len(classes) == 1 and classes[0].isdigit() else tuple(classes)
-    try:
-        settings = Settings(classes=classes, void=arguments.void, labels=arguments.labels, slices=arguments.slices)
-    except ValueError as error:
-        raise DataError(f"--{error}") from None
+    given = {"classes": classes, **{key: getattr(arguments, key) for key in ("void", "labels", "slices")}}
+    settings = validate(FolderSettings, given, dashes="--")
     try:
         result = check(path, settings, quiet)
     except FileError as error:

@@ -45,22 +45,22 @@ def _demo(arguments: argparse.Namespace) -> int:
     else:
         train(config, out, resume=begun, quiet=quiet, command=sys.argv)
 
-    from ambiseg.evaluation import Evaluation, evaluate, saved
+    from ambiseg.evaluation import evaluate, evaluation_path, saved_evaluation
     from ambiseg.report import SAMPLES, report
 
     say("2/3 evaluating on patients that it has not seen")
     run = Run(out)
-    if path := saved(run):
-        results = Evaluation.load(path)
+    results = saved_evaluation(run)
+    if results is not None:
         say("    done before")
     else:
         results = evaluate(run, samples=SAMPLES, threads=config.trainer.threads or 1, quiet=quiet)
-        results.save(out / f"evaluation-{results.split}.json")
+        results.save(evaluation_path(run))
     say("3/3 writing the report")
     page = report(out, quiet=quiet)
     if not quiet:
-        score = results.setting("standard", SAMPLES[0])["metrics"]["ged"]
-        interval = f"{score['mean']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
+        score = results.setting("standard", SAMPLES[0]).metrics["ged"]
+        interval = f"{score.mean:.3f} [{score.low:.3f}, {score.high:.3f}]"
         print(f"\nGED({SAMPLES[0]}) on {results.images} test nodules of {results.patients} patients: {interval}")
         print(f"look at   {page}")
         print(f"predict   ambiseg predict {out} IMAGE --out predictions/")

@@ -33,7 +33,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
         "--cases", type=int, default=3, metavar="N", help="cases of each kind to show; 0 is none (default: 3)"
     )
     report.add_argument(
-        "--samples", type=int, default=4, metavar="N", help="masks per stratum to show, such as an expert (default: 4)"
+        "--samples", type=int, default=4, metavar="N", help="masks to show per stratum of the prediction (default: 4)"
     )
     report.add_argument("--root", metavar="DIR", help="where the data are, if they have moved since")
     report.add_argument("--open", action="store_true", help="show the page in a browser")
@@ -43,16 +43,8 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
 def _report(arguments: argparse.Namespace) -> int:
     from ambiseg.report import report
 
-    data = None if arguments.root is None else {"root": arguments.root}
-    page = report(
-        arguments.folder,
-        arguments.split,
-        arguments.out,
-        cases=arguments.cases,
-        samples=arguments.samples,
-        data=data,
-        quiet=arguments.quiet,
-    )
+    options = {name: getattr(arguments, name) for name in ("split", "out", "cases", "samples", "quiet")}
+    page = report(arguments.folder, **options, data=None if arguments.root is None else {"root": arguments.root})
     if not arguments.quiet:
         print(f"the report is in {page}")
     if arguments.open:

@@ -25,57 +25,31 @@ if TYPE_CHECKING:
     from ambiseg.data.store import Store
 
 _HOMES = {  # where each public name lives; `TYPE_CHECKING` above says the same to editors
-    "Arrays": "data.sets.arrays",
-    "Augment": "data.augment",
-    "Batch": "data.loader",
-    "Case": "data.case",
-    "Cases": "data.case",
-    "DATASETS": "data.config",
-    "DataConfig": "data.config",
-    "DataError": "_util.errors",
-    "DataModule": "data.module",
-    "Folder": "data.sets.folder.cases",
-    "Intensity": "data.intensity",
-    "LeakageError": "data.splits",
-    "Nodules": "data.sets.nodules.cases",
-    "Shapes": "data.sets.shapes",
-    "Split": "data.splits",
-    "Store": "data.store",
-    "check_leakage": "data.splits",
-    "export": "data.export",
-    "open_cases": "data.config",
-    "open_split": "data.config",
+    "_util.errors": ["DataError"],
+    "data.augment": ["Augment"],
+    "data.case": ["Case", "Cases"],
+    "data.config": ["DATASETS", "DataConfig", "open_cases", "open_split"],
+    "data.export": ["export"],
+    "data.intensity": ["Intensity"],
+    "data.loader": ["Batch"],
+    "data.module": ["DataModule"],
+    "data.sets.arrays": ["Arrays"],
+    "data.sets.folder.cases": ["Folder"],
+    "data.sets.nodules.cases": ["Nodules"],
+    "data.sets.shapes": ["Shapes"],
+    "data.splits": ["LeakageError", "Split", "check_leakage"],
+    "data.store": ["Store"],
 }
 
 __all__ = [
-    "DATASETS",
-    "Arrays",
-    "Augment",
-    "Batch",
-    "Case",
-    "Cases",
-    "DataConfig",
-    "DataError",
-    "DataModule",
-    "Folder",
-    "Intensity",
-    "LeakageError",
-    "Nodules",
-    "Shapes",
-    "Split",
-    "Store",
-    "check_leakage",
-    "export",
-    "open_cases",
+    "DATASETS", "Arrays", "Augment", "Batch", "Case", "Cases", "DataConfig", "DataError", "DataModule", "Folder",
+    "Intensity", "LeakageError", "Nodules", "Shapes", "Split", "Store", "check_leakage", "export", "open_cases",
     "open_split",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"ambiseg.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"ambiseg.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -28,21 +28,26 @@ class Augment:
     """
 
     flip: Literal["none", "horizontal", "vertical", "both"] = Field(
-        "both", description="mirror along these axes, each with probability 1/2"
+        default="both", description="mirror along these axes, each with probability 1/2"
     )
     quarter_turns: bool = Field(
-        False, description="rotate by 0, 90, 180 or 270 degrees, equally likely; the window must be square"
+        default=False, description="rotate by 0, 90, 180 or 270 degrees, equally likely; the window must be square"
     )
-    rotate: float = Field(0.0, ge=0, description="rotate by up to this many degrees in either direction, uniformly")
+    rotate: float = Field(
+        default=0.0, ge=0, description="rotate by up to this many degrees in either direction, uniformly"
+    )
     scale: tuple[float, float] = Field(
-        (1.0, 1.0), description="magnify by a factor in this range, log-uniformly; 2 shows half as much at twice the size"
+        default=(1.0, 1.0),
+        description="magnify by a factor in this range, log-uniformly; 2 shows half as much at twice the size",
     )
     brightness: float = Field(
-        0.0, ge=0, description="add up to this much in either direction, in units of the network's input"
+        default=0.0, ge=0, description="add up to this much in either direction, in units of the network's input"
     )
-    contrast: float = Field(0.0, ge=0, description="multiply by exp(±contrast) about 0")
+    contrast: float = Field(default=0.0, ge=0, description="multiply by exp(±contrast) about 0")
     noise: float = Field(
-        0.0, ge=0, description="add Gaussian noise whose standard deviation is drawn from [0, noise], one per image"
+        default=0.0,
+        ge=0,
+        description="add Gaussian noise whose standard deviation is drawn from [0, noise], one per image",
     )
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ import secrets
 import shutil
 import sys
 import time
+from contextlib import suppress
 from functools import cache as once
 from pathlib import Path
 
@@ -104,10 +105,8 @@ def _open(folder: Path) -> Store | None:
     except (DataError, FileNotFoundError):  # damaged, or removed by another process before it was held
         return None
     store.hold = hold
-    try:
+    with suppress(OSError):  # a cache that may be read only
         os.utime(folder / "used")
-    except OSError:  # a cache that may be read only
-        pass
     return store
 
 

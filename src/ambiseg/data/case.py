@@ -131,32 +131,27 @@ def partition(maps: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     >>> regions.tolist(), table.tolist()
     ([[0, 1, 2]], [[0, 0], [1, 0], [1, 1]])
     """
-    shape = maps[0].shape
-    regions = np.zeros(maps[0].size, np.intp)
-    table = np.zeros((1, 0), np.int64)
+    regions, table = np.zeros(maps[0].size, np.intp), np.zeros((1, 0), np.int64)
     for labels in maps:
-        values, codes = _coded(labels.reshape(-1))
-        pair = regions * len(values) + codes
-        rows, regions = _ranked(pair, len(table) * len(values))
+        values, ranks = ranked(labels.reshape(-1))
+        rows, regions = _ranked_below(len(table) * len(values), regions * len(values) + ranks)
         table = np.concatenate([table[rows // len(values)], values[rows % len(values)][:, None].astype(np.int64)], 1)
-    return regions.reshape(shape).astype(smallest_unsigned(len(table))), table.astype(
-        smallest_unsigned(table.max() + 1)
-    )
+    regions = regions.reshape(maps[0].shape).astype(smallest_unsigned(len(table)))
+    return regions, table.astype(smallest_unsigned(table.max() + 1))
 
 
-def _coded(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct values in order, and the rank of each value among them."""
+def ranked(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct numbers of a flat array in order, and the rank of each number among them."""
     if values.dtype.kind in "bu" and values.dtype.itemsize <= 2:  # much faster than sorting
-        return _ranked(values, 1 << 8 * values.dtype.itemsize)
-    distinct, codes = np.unique(values, return_inverse=True)
-    return distinct, codes.reshape(-1)
+        return _ranked_below(1 << 8 * values.dtype.itemsize, values.astype(np.intp))
+    distinct, ranks = np.unique(values, return_inverse=True)
+    return distinct, ranks.reshape(-1)
 
 
-def _ranked(codes: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The same for codes below ``count``."""
-    seen = np.zeros(count, bool)
-    seen[codes.astype(np.intp, copy=False)] = True
-    return np.flatnonzero(seen), (np.cumsum(seen) - 1)[codes.astype(np.intp, copy=False)]
+def _ranked_below(limit: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    seen = np.zeros(limit, bool)
+    seen[numbers] = True
+    return np.flatnonzero(seen), (np.cumsum(seen) - 1)[numbers]
 
 
 def smallest_unsigned(count: int) -> np.dtype:
@@ -276,8 +271,12 @@ class Cases(ABC):
                 self.origin(index),
             )
 
-    def settle(self, observed: Sequence[Any]) -> None:
-        """Called with what :meth:`decode` observed in all cases, after the last: classes are known from here on."""
+    def settle(self, observed: Sequence[Any]) -> bool:
+        """Called after the last case with what :meth:`decode` observed in all of them: classes are known from here on.
+
+        Returns whether the tables of the cases must be :meth:`settled`.
+        """
+        return False
 
     def settled(self, case: Case, observed: Any) -> Case:
         """The case with class ids in its table, once :meth:`settle` was called; its regions stay as they are."""

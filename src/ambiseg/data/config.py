@@ -17,6 +17,7 @@ from ambiseg.data.intensity import Intensity
 from ambiseg.data.loader import AnnotationPolicy, Outside
 from ambiseg.data.sets.arrays import Arrays
 from ambiseg.data.sets.folder.cases import Folder
+from ambiseg.data.sets.folder.settings import FolderSettings
 from ambiseg.data.sets.nodules.cases import Nodules
 from ambiseg.data.sets.shapes import Shapes
 from ambiseg.data.sets.street.camvid import CamVid
@@ -24,7 +25,7 @@ from ambiseg.data.sets.street.cityscapes import Cityscapes
 from ambiseg.data.sets.street.flips import Flips
 from ambiseg.data.splits import Split
 from ambiseg.data.store import Store
-from ambiseg.settings import Settings
+from ambiseg.settings import Settings, inline
 
 DATASETS: dict[str, type[Cases]] = {
     "nodules": Nodules,
@@ -38,8 +39,7 @@ DATASETS: dict[str, type[Cases]] = {
 
 NEEDS_ROOT = {"folder", "arrays", "store", "cityscapes", "camvid"}
 
-Positive = Annotated[int, Field(ge=1)]
-Size = Positive | tuple[Positive, Positive] | None
+Size = int | tuple[int, int] | None
 
 
 def _cache(given: Any) -> Any:
@@ -53,59 +53,66 @@ class DataConfig(Settings):
     8
     """
 
-    name: str = Field("nodules", description=f"which data set: {', '.join(DATASETS)}")
-    root: str | None = Field(None, description="where the data are, for data sets that are not part of the package")
+    name: str = Field(default="nodules", description=f"which data set: {', '.join(DATASETS)}")
+    root: str | None = Field(
+        default=None, description="where the data are, for data sets that are not part of the package"
+    )
     options: dict[str, Any] = Field(
         default_factory=dict,
         description="further arguments of the data set, such as {size: 128} for nodules; flips makes data with one "
         "class-id map per image ambiguous",
     )
     extra: str | None = Field(
-        None,
+        default=None,
         description="a folder of another model's predictions that join the images as channels, for data sets that "
         "take them",
     )
     split: str | None = Field(
-        None,
-        description="declared (the owner's), hash (by patient), mose (as released with the paper, for LIDC) or the file "
-        "of a saved split; null: declared where the data have one, else hash",
+        default=None,
+        description="declared (the owner's), hash (by patient), mose (as released with the paper, for LIDC) or the "
+        "file of a saved split; null: declared where the data have one, else hash",
     )
     fractions: dict[str, float] = Field(
         default_factory=lambda: {"train": 0.7, "val": 0.1, "test": 0.2},
         description="shares of the patients, for split hash",
     )
-    split_seed: int = Field(0, description="another seed, another split")
+    split_seed: int = Field(default=0, description="another seed, another split")
     intensity: Intensity | None = Field(
-        None, description="how raw values become the network's input; null: as the data set recommends"
+        default=None, description="how raw values become the network's input; null: as the data set recommends"
     )
     size: Size = Field(
-        None, description="height and width of the training window; one number is a square; null: whole images"
+        default=None, description="height and width of the training window; one number is a square; null: whole images"
     )
-    eval_size: Size = Field(None, description="the same for validation and test, always in the middle of the image")
+    eval_size: Size = Field(
+        default=None, description="the same for validation and test, always in the middle of the image"
+    )
     outside: Outside = Field(
-        "reflect", description="pixels beyond the border of an image that is smaller than the window: reflect or void"
+        default="reflect",
+        description="pixels beyond the border of an image that is smaller than the window: reflect or void",
     )
-    augment: Augment = Field(default_factory=Augment, description="random operations on training images")
+    augment: Augment = Field(default=Augment(), description="random operations on training images")
     annotations: AnnotationPolicy = Field(
-        None,
-        description="annotations of a training image: all; random: one, drawn for each batch; once: one, drawn once for "
-        "the whole training; the number of one; null: what the method needs",
+        default=None,
+        description="annotations of a training image: all; random: one, drawn for each batch; once: one, drawn once "
+        "for the whole training; the number of one; null: what the method needs",
     )
     fraction: float = Field(
-        1.0,
+        default=1.0,
         gt=0,
         le=1,
         description="train on this part of the training set; whole patients, and a quarter is part of the half",
     )
-    batch_size: int = Field(16, ge=1, description="images per step and process")
-    eval_batch_size: int = Field(32, ge=1, description="images at a time in validation and test")
-    workers: int = Field(0, ge=0, description="processes that load; 0: load in the training process")
+    batch_size: int = Field(default=16, ge=1, description="images per step and process")
+    eval_batch_size: int = Field(default=32, ge=1, description="images at a time in validation and test")
+    workers: int = Field(default=0, ge=0, description="processes that load; 0: load in the training process")
     cache: Annotated[str | None, BeforeValidator(_cache)] = Field(
-        USER,
+        default=USER,
         description="where decoded data are kept: user (the user's cache folder), or the path of another folder; null: "
         "read the source every time",
     )
-    seed: int = Field(0, description="seed of the order, the windows, the augmentation and the annotations drawn")
+    seed: int = Field(
+        default=0, description="seed of the order, the windows, the augmentation and the annotations drawn"
+    )
 
     @field_validator("name")
     @classmethod
@@ -114,11 +121,19 @@ class DataConfig(Settings):
             raise ValueError(f"expected one of {', '.join(DATASETS)}, found {name!r}{did_you_mean(name, DATASETS)}")
         return name
 
+    @field_validator("size", "eval_size")
+    @classmethod
+    def _positive(cls, size: Size) -> Size:
+        if size is not None and min(size if isinstance(size, tuple) else (size,)) < 1:
+            raise ValueError(f"expected at least 1, found {inline(size)}")
+        return size
+
 
 def open_cases(config: DataConfig) -> Cases:
     """The data set that a configuration names. Cases are read when they are asked for."""
     dataset = DATASETS[config.name]
-    accepted = list(inspect.signature(dataset).parameters)
+    accepted = [name for name, one in inspect.signature(dataset).parameters.items() if one.kind is not one.VAR_KEYWORD]
+    accepted += FolderSettings.model_fields if dataset is Folder else []
     needs_root = config.name in NEEDS_ROOT
     if needs_root and config.root is None:
         raise DataError(f"data.root: expected the folder of the {config.name} data, found none")
@@ -126,7 +141,7 @@ def open_cases(config: DataConfig) -> Cases:
         raise DataError(f"data.root: {config.name} is part of the package and takes no folder, found {config.root!r}")
     options = {**config.options, **({} if config.extra is None else {"extra": config.extra})}
     flips = None if "flips" in accepted else options.pop("flips", None)
-    known = accepted[1:] if needs_root else accepted
+    known = [name for name in accepted[needs_root:] if name not in ("settings", "quiet", "strict")]
     if unknown := [key for key in options if key not in known]:
         expected = f"some of {', '.join(known)}" if known else "no options"
         raise DataError(f"data.options: expected {expected}, found {unknown[0]!r}{did_you_mean(unknown[0], known)}")

@@ -27,10 +27,10 @@ class Intensity:
     tensor([[[[-1.,  0.,  1.]]]])
     """
 
-    low: float | None = Field(None, description="smaller values become this; null: no lower limit")
-    high: float | None = Field(None, description="larger values become this; null: no upper limit")
-    mean: PerChannel = Field(0.0, description="subtracted; one number for all channels, or one per channel")
-    std: PerChannel = Field(1.0, description="divided by; one number for all channels, or one per channel")
+    low: float | None = Field(default=None, description="smaller values become this; null: no lower limit")
+    high: float | None = Field(default=None, description="larger values become this; null: no upper limit")
+    mean: PerChannel = Field(default=0.0, description="subtracted; one number for all channels, or one per channel")
+    std: PerChannel = Field(default=1.0, description="divided by; one number for all channels, or one per channel")
 
     def __post_init__(self) -> None:
         if self.low is not None and self.high is not None and not self.low < self.high:

@@ -119,7 +119,7 @@ class DataModule(LightningDataModule):
         return indices
 
     def part_dataloader(self, part: str, whole: bool = False) -> DataLoader:
-        """Any part in order and without augmentation; ``whole``: all of it in every process, not the process's share."""
+        """Any part in order and without augmentation; ``whole``: every process takes all of it."""
         return self._loader(part, alone=whole)
 
     def _loader(self, part: str, training: bool = False, alone: bool = False) -> DataLoader:

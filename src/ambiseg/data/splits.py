@@ -150,16 +150,13 @@ class Split:
             fractions: by default train 70%, val 10%, test 20%.
             progress: all data are read for the fingerprint; called after each case.
         """
-        if fractions is None:
-            fractions = {"train": 0.7, "val": 0.1, "test": 0.2}
+        fractions = {"train": 0.7, "val": 0.1, "test": 0.2} if fractions is None else fractions
         if not cases.patients_known:
             raise DataError(f"{cases.title}: a split by hash needs patients, and the source did not tell who is who")
         return _divide(cases, Rule(fractions, seed), progress)
 
     @staticmethod
-    def by_patient(
-        cases: Cases, part_of: Mapping[str, str], rule: Rule, progress: Progress | None = None
-    ) -> Split:
+    def by_patient(cases: Cases, part_of: Mapping[str, str], rule: Rule, progress: Progress | None = None) -> Split:
         """The part that ``part_of`` has for each patient; ``rule`` says how these parts were made."""
         return _divide(cases, rule, progress, part_of=part_of)
 
@@ -334,15 +331,14 @@ def _divide(
         parts.setdefault(part, []).append(name)
     if empty := [part for part, names in parts.items() if not names]:
         fits = (seed for seed in range(100) if parts.keys() <= set(places(replace(rule, seed=seed))))
-        advice = (
-            f"data.split_seed={seed} fills all parts" if (seed := next(fits, None)) is not None else "take fewer parts"
-        )
+        seed = next(fits, None)
+        advice = "take fewer parts" if seed is None else f"data.split_seed={seed} fills all parts"
         raise DataError(
             f"{cases.title}: part {empty[0]!r} would be empty: a fraction of {rule.fractions[empty[0]]:g} of "
             f"{len(set(cases.patients))} patients; {advice}, or take a larger fraction"
         )
     members = {part: tuple(names) for part, names in parts.items()}
-    _check_patients(cases, Split(members, "", rule))  # before anything is read
+    check_leakage(cases, Split(members, "", rule), content=False)  # before anything is read
     digests = _digests(cases, progress) if digests is None else digests
     return Split(members, combine(digests), rule, dict(zip(cases.names, digests, strict=True)))
 
@@ -370,42 +366,31 @@ def check_leakage(cases: Cases, split: Split, content: bool = True, progress: Pr
     >>> cases = Shapes(count=64)
     >>> check_leakage(cases, Split.by_hash(cases))  # raises nothing
     """
-    _check_patients(cases, split)
-    if not content:
-        return
-    places = split._places(cases)
-    total, done = sum(map(len, places.values())), 0
-    seen: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for part, indices in places.items():
-        for i in indices:
-            seen[cases.image_digest(i)].append((part, cases.names[i]))
-            done += 1
-            if progress:
-                progress(done, total)
-    _refuse_shared(cases, seen, "image", lambda image: "the same image")
-
-
-def _check_patients(cases: Cases, split: Split) -> None:
-    seen: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for part, indices in split._places(cases).items():
-        for i in indices:
-            seen[cases.patients[i]].append((part, cases.names[i]))
-    _refuse_shared(cases, seen, "patient", lambda patient: f"patient {patient!r}")
+    _refuse_shared(cases, split, "patient", lambda i: cases.patients[i], lambda patient: f"patient {patient!r}")
+    if content:
+        _refuse_shared(cases, split, "image", cases.image_digest, lambda _: "the same image", progress)
 
 
 def _refuse_shared(
-    cases: Cases, seen: Mapping[str, Sequence[tuple[str, str]]], kind: str, describe: Callable[[str], str]
+    cases: Cases,
+    split: Split,
+    kind: str,
+    key: Callable[[int], str],
+    text: Callable[[str], str],
+    progress: Progress | None = None,
 ) -> None:
-    """``seen`` has the (part, case) of everything that may be in one part only."""
-    shared = [key for key, places in seen.items() if len({part for part, _ in places}) > 1]
-    if not shared:
-        return
-    first: dict[str, str] = {}
-    for part, name in seen[shared[0]]:
-        first.setdefault(part, name)
-    where = " and ".join(f"{part} (case {name!r})" for part, name in first.items())
-    more = f"; in all {len(shared)} {kind}s are in two parts" if len(shared) > 1 else ""
-    raise LeakageError(f"{cases.title}: {describe(shared[0])} is in {where}{more}")
+    """Raise unless all cases with the same ``key`` are in one part."""
+    places = [(part, i) for part, indices in split._places(cases).items() for i in indices]
+    seen: dict[str, dict[str, str]] = defaultdict(dict)  # the first case of each part
+    for done, (part, i) in enumerate(places, 1):
+        seen[key(i)].setdefault(part, cases.names[i])
+        if progress:
+            progress(done, len(places))
+    shared = [key for key, parts in seen.items() if len(parts) > 1]
+    if shared:
+        where = " and ".join(f"{part} (case {name!r})" for part, name in seen[shared[0]].items())
+        more = f"; in all {len(shared)} {kind}s are in two parts" if len(shared) > 1 else ""
+        raise LeakageError(f"{cases.title}: {text(shared[0])} is in {where}{more}")
 
 
 def subset(cases: Cases, indices: Iterable[int], fraction: float, seed: int = 0) -> list[int]:

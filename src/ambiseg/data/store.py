@@ -146,10 +146,9 @@ def _write(cases: Cases, folder: Path, state: str, progress: Progress | None) ->
             file.flush()
             os.fsync(file.fileno())
     observed = [line.pop("observed", None) for line in lines]
-    cases.settle(observed)
-    pixels = _Pixels(folder)
-    for line, values in zip(lines, observed, strict=True):
-        if values is not None:
+    if cases.settle(observed):
+        pixels = _Pixels(folder)
+        for line, values in zip(lines, observed, strict=True):
             case = cases.settled(pixels.case(line), values)
             line.update(_table(case), digest=case.digest)
     header = {

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ambiseg._util.progress import reporting
 from ambiseg.config import Config
 from ambiseg.evaluation.files import evaluate_files
 from ambiseg.evaluation.results import METRICS, Evaluation
-from ambiseg.evaluation.scoring import ScoringRules
+from ambiseg.evaluation.scoring import ScoringRules, score_batch
 from ambiseg.evaluation.summary import summarise
 from ambiseg.methods.drawing import FORMS
 from ambiseg.metrics import PROTOCOLS
@@ -100,11 +101,11 @@ def evaluate(
         raise ConfigError(f"{opened.folder}: expected the classes {expected}, found {found} in {module.cases.title}")
     rules = replace(rules, flips=module.cases.flips)
     with reporting("evaluating", silent) as report:
-        scoring = ScoringModule(model.method, rules, forms, samples, seed, threads, report)
-        scored, settings = score_part(scoring, module, accelerator=accelerator, devices=devices, num_nodes=num_nodes)
+        score = partial(score_batch, rules=rules, forms=forms, samples=samples, seed=seed)
+        scoring = ScoringModule(model.method, score, threads, report)
+        scored = score_part(scoring, module, accelerator=accelerator, devices=devices, num_nodes=num_nodes)
     return summarise(
         scored,
-        settings,
         card.classes,
         rules.flips,
         card.stratum,

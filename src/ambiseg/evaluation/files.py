@@ -8,7 +8,6 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +22,7 @@ from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.folder.layout import SPLITS
 from ambiseg.data.sets.folder.manifest import find_manifest
-from ambiseg.data.sets.folder.settings import Settings
+from ambiseg.data.sets.folder.settings import FolderSettings
 from ambiseg.evaluation.results import Evaluation
 from ambiseg.evaluation.scoring import ScoringRules, score_masks
 from ambiseg.evaluation.summary import summarise
@@ -81,7 +80,6 @@ def evaluate_files(
         most = max(most, masks.count)
     return summarise(
         [one.renamed("files", f"files-{most}") for one in scored],
-        [("files", most)],
         readers.classes,
         run=str(source),
         split=split or "all",
@@ -123,7 +121,7 @@ def open_truth(truth: str | os.PathLike[str], quiet: bool = False) -> Folder:
     root = Path(truth)
     if not root.exists():
         raise DataError(f"{root}: expected a folder of the readers' masks, found no such folder")
-    settings = Settings.load(root) if root.is_dir() else Settings()
+    settings = FolderSettings.load(root) if root.is_dir() else FolderSettings()
     images = settings.images or "images"
     parts = [root / images] + [root / name / images for name in SPLITS]
     if find_manifest(root) or any(part.is_dir() for part in parts):
@@ -142,12 +140,12 @@ def open_truth(truth: str | os.PathLike[str], quiet: bool = False) -> Folder:
         {"image": next(iter(by.values())), "masks": by, "name": name, "patient": name.split("/")[0]}
         for name, by in sorted(cases.items())
     ]
-    return _from_entries(entries, replace(settings, title=settings.title or root.resolve().name), quiet)
+    return _from_entries(entries, settings.changed(title=settings.title or root.resolve().name), quiet)
 
 
-def _from_entries(entries: list[dict[str, Any]], settings: Settings, quiet: bool) -> Folder:
+def _from_entries(entries: list[dict[str, Any]], settings: FolderSettings, quiet: bool) -> Folder:
     """A data folder of files at any place, which a manifest names."""
-    settings = replace(settings, intensity=settings.intensity or Intensity())  # unused: no image is read
+    settings = settings.changed(intensity=settings.intensity or Intensity())  # unused: no image is read
     with tempfile.TemporaryDirectory() as place:
         manifest = Path(place, "manifest.json")
         manifest.write_text(json.dumps(entries, default=lambda path: str(path.resolve())), "utf-8")
@@ -316,15 +314,15 @@ def _short_names(names: Iterable[str]) -> dict[str, str]:
     return known | {short: name for name in known if last[short := name.split("/")[-1]] == 1 and short not in known}
 
 
-def _settings(root: Path, readers: Folder) -> Settings:
+def _settings(root: Path, readers: Folder) -> FolderSettings:
     """How predicted masks are read: by the predictions' own ``ambiseg.json``, else as class ids."""
-    own, theirs = Settings.load(root), readers.settings
+    own, theirs = FolderSettings.load(root), readers.settings
     labels: str | Mapping[str, int | str] | None = own.labels
     void = theirs.void if own.void is None else own.void
     if labels is None and own.colours is None:
         both = len(readers.classes) == 2 and void is None
         labels = {"0": 0, "1": 1, "255": 1} if both else "ids"
-    return Settings(
+    return FolderSettings(
         title=readers.title,
         classes=readers.classes,
         labels=labels,

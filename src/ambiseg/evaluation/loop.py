@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -13,9 +13,8 @@ from ambiseg._util.errors import ConfigError
 from ambiseg._util.processes import quiet_lightning
 from ambiseg.data.loader import Batch
 from ambiseg.data.module import DataModule
-from ambiseg.evaluation.scoring import ScoredCase, ScoringRules, score_batch
-from ambiseg.methods.base import Method
-from ambiseg.methods.drawing import Form, settings_of
+from ambiseg.evaluation.scoring import ScoredCase
+from ambiseg.methods.base import Method, Predictive
 
 
 class PartData(DataModule):
@@ -31,55 +30,51 @@ class PartData(DataModule):
 
 
 class ScoringModule(pl.LightningModule):
-    """Scores the batches of this process. ``scored`` has them by their number among the batches of all processes."""
+    """Scores the batches of this process. ``scored`` has them by their number among the batches of all processes.
+
+    Args:
+        model: what is scored.
+        score: the scores of a batch.
+        threads: PyTorch's threads per process.
+        report: called with (done, total) batches of this process.
+    """
 
     def __init__(
         self,
         model: Method,
-        rules: ScoringRules,
-        forms: Sequence[str],
-        samples: Sequence[int],
-        seed: int,
+        score: Callable[[Predictive, Batch], list[ScoredCase]],
         threads: int,
         report: Callable[[int, int], None],
     ) -> None:
         super().__init__()
-        self.model, self.rules, self.forms, self.samples, self.seed = model, rules, forms, samples, seed
-        self.threads, self.report = threads, report
+        self.model, self.score, self.threads, self.report = model, score, threads, report
         self.scored: dict[int, list[ScoredCase]] = {}
-        self.settings: list[tuple[Form, int]] = []
 
     def on_test_start(self) -> None:
         # Lightning divides the cores among its processes, and sums may depend on the number of threads.
         torch.set_num_threads(self.threads)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        predictive = self.model.predict(batch.images)
-        self.settings = settings_of(predictive, self.forms, self.samples)
         number = batch_idx * self.trainer.world_size + self.trainer.global_rank  # as BatchSampler deals batches out
-        self.scored[number] = score_batch(predictive, batch, self.rules, self.forms, self.samples, self.seed)
+        self.scored[number] = self.score(self.model.predict(batch.images), batch)
         self.report(batch_idx + 1, int(sum(self.trainer.num_test_batches)))
 
 
-def score_part(
-    scoring: ScoringModule, data: PartData, **devices: Any
-) -> tuple[list[ScoredCase], list[tuple[Form, int]]]:
-    """Scores of all images in the order of the part, and their settings; the same in every process."""
+def score_part(scoring: ScoringModule, data: PartData, **devices: Any) -> list[ScoredCase]:
+    """Scores of all images in the order of the part; the same in every process."""
     threads = torch.get_num_threads()
     try:
         with quiet_lightning():
             trainer = _trainer(devices)
             trainer.test(scoring, datamodule=data, verbose=False)
-            found = [(scoring.scored, scoring.settings)]
+            found = [scoring.scored] * trainer.world_size
             if trainer.world_size > 1:
-                found = [found[0]] * trainer.world_size
                 # After the loop: a process without a batch does not reach its last hook.
-                torch.distributed.all_gather_object(found, (scoring.scored, scoring.settings))
+                torch.distributed.all_gather_object(found, scoring.scored)
     finally:
         torch.set_num_threads(threads)
-    batches = {number: scored for part, _ in found for number, scored in part.items()}
-    settings = next(settings for _, settings in found if settings)
-    return [one for number in sorted(batches) for one in batches[number]], settings
+    batches = {number: scored for part in found for number, scored in part.items()}
+    return [one for number in sorted(batches) for one in batches[number]]
 
 
 def _trainer(devices: dict[str, Any]) -> pl.Trainer:

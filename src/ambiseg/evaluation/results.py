@@ -10,9 +10,9 @@ import io
 import json
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import write_text
@@ -25,6 +25,10 @@ METRICS = ("ged", "ged_unbiased", "matched_iou", "diversity", "entropy", "ece", 
 """What every image is scored by; docs/evaluate.md defines each."""
 
 
+Number: TypeAlias = Annotated[float | None, BeforeValidator(lambda value: None if value != value else value)]
+"""A number, or ``None`` where there is no value; nan becomes ``None``."""
+
+
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -32,9 +36,9 @@ class _Record(BaseModel):
 class Interval(_Record):
     """A number with its 95 % interval over patients."""
 
-    mean: float | None
-    low: float | None
-    high: float | None
+    mean: Number
+    low: Number
+    high: Number
 
 
 class Mean(Interval):
@@ -56,16 +60,16 @@ class Reliability(_Record):
     """Pixels of all images binned by predicted probability: mean, accuracy and share of pixels of each bin."""
 
     edges: list[float]
-    confidence: list[float | None]
-    accuracy: list[float | None]
-    weight: list[float | None]
+    confidence: list[Number]
+    accuracy: list[Number]
+    weight: list[Number]
 
 
 class EmptyMasks(_Record):
     """How the probability of an empty mask follows the share of readers who drew none, over images."""
 
-    correlation: float | None
-    error: float | None  # mean absolute difference
+    correlation: Number
+    error: Number  # mean absolute difference
 
 
 class SettingScores(_Record):
@@ -96,10 +100,10 @@ class CaseScores(_Record):
     patient: str
     readers: int  # who drew any evaluated class
     readers_total: int
-    empty_share: float | None  # weight of the readers who drew none of the evaluated classes
-    annotations: dict[str, float | None]  # diversity and entropy of the readers' own masks
+    empty_share: Number  # weight of the readers who drew none of the evaluated classes
+    annotations: dict[str, Number]  # diversity and entropy of the readers' own masks
     strata_weights: list[float] | None  # None for methods without strata
-    scores: dict[str, dict[str, float | None]]
+    scores: dict[str, dict[str, Number]]
 
 
 class StrataBucket(_Record):
@@ -108,8 +112,8 @@ class StrataBucket(_Record):
     readers: int
     images: int
     mean: list[float]
-    empty_mass: float | None
-    empty_share: float | None = None
+    empty_mass: Number
+    empty_share: Number = None
 
 
 class Strata(_Record):
@@ -124,9 +128,9 @@ class Strata(_Record):
 
     name: str
     count: int
-    mean: list[float | None]
-    low: list[float | None]
-    high: list[float | None]
+    mean: list[Number]
+    low: list[Number]
+    high: list[Number]
     setting: str
     by_bucket: list[StrataBucket]
 
@@ -143,8 +147,8 @@ class FlipScores(_Record):
     name: str
     to: str
     probability: float
-    truth: float | None
-    predicted: float | None
+    truth: Number
+    predicted: Number
 
 
 class ModeShares(_Record):
@@ -183,7 +187,7 @@ class Modes(ModeShares):
     weights: list[float] = []
     matching: list[int | None] = []
     found: int | None = None
-    correlation: float | None = None
+    correlation: Number = None
 
 
 class Evaluation(_Record):

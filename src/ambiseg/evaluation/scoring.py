@@ -13,7 +13,7 @@ from ambiseg._util.errors import ConfigError
 from ambiseg.data.case import Flip
 from ambiseg.data.loader import Batch, seed_of
 from ambiseg.evaluation.modes import ModeScores, score_modes
-from ambiseg.evaluation.results import METRICS, CaseScores
+from ambiseg.evaluation.results import METRICS, CaseScores, Number
 from ambiseg.masks import MaskDistribution, exact
 from ambiseg.methods.base import Predictive, Stratified
 from ambiseg.methods.drawing import Drawing, draw, settings_of
@@ -84,7 +84,7 @@ def score_batch(
     settings = settings_of(predictive, forms, samples)
     if not settings:
         raise ConfigError(f"form: expected one that the method has, found {', '.join(forms)}")
-    annotations = batch.annotations
+    annotations, regions = batch.annotations, batch.annotations.regions
     compared: dict[str, _Compared] = {}
     modes: dict[str, list[ModeScores | None]] = {}
     for form, n in settings:
@@ -92,8 +92,8 @@ def score_batch(
         generator.manual_seed(seed_of(seed, "evaluate", form, n, batch.names[0]))
         drawing, key = draw(predictive, form, n, generator), f"{form}-{n}"
         compared[key] = _compare(drawing, annotations, rules, batch.names[0])
-        if rules.flips:
-            modes[key] = score_modes(drawing, batch.annotations.regions, rules.flips, rules.evaluated, rules.protocol)
+        if rules.flips and regions is not None:
+            modes[key] = score_modes(drawing, regions, rules.flips, rules.evaluated, rules.protocol)
     weights = predictive.weights if isinstance(predictive, Stratified) else None
     scored = _cases(annotations, batch.names, batch.patients, rules, compared, weights)
     return [
@@ -116,7 +116,7 @@ def score_masks(
 
 
 # Scores and binned pixels of each image, in one setting.
-_Compared = list[tuple[dict[str, float | None], ReliabilityCurve]]
+_Compared = list[tuple[dict[str, Number], ReliabilityCurve]]
 
 
 def _cases(
@@ -130,10 +130,10 @@ def _cases(
     """The scores of each image with what is known of its annotations."""
     present, drew = annotations.mass > 0, marked(annotations, rules.evaluated)
     counted, total = (drew & present).sum(1).tolist(), present.sum(1).tolist()
-    share = _numbers(empty_mass(annotations, rules.evaluated))
-    diversity = _numbers(sample_diversity(annotations, **rules.options))
-    entropy = _numbers(pixel_entropy(annotations, rules.classes))
-    weights = None if strata_weights is None else strata_weights.detach().double().cpu().tolist()
+    share = empty_mass(annotations, rules.evaluated).tolist()
+    diversity = sample_diversity(annotations, **rules.options).tolist()
+    entropy = pixel_entropy(annotations, rules.classes).tolist()
+    weights = None if strata_weights is None else strata_weights.detach().tolist()
     return [
         ScoredCase(
             CaseScores(
@@ -172,7 +172,7 @@ def _compare(drawing: Drawing, annotations: MaskDistribution, rules: ScoringRule
         "ece": torch.tensor([curve.ece for curve in curves], dtype=torch.float64),
         "empty_mass": empty_mass(masks, rules.evaluated),
     }
-    columns = zip(*(_numbers(values[metric]) for metric in METRICS), strict=True)
+    columns = zip(*(values[metric].tolist() for metric in METRICS), strict=True)
     return [(dict(zip(METRICS, row, strict=True)), curve) for row, curve in zip(columns, curves, strict=True)]
 
 
@@ -237,8 +237,3 @@ def _curves(masks: MaskDistribution, annotations: MaskDistribution, rules: Scori
         )
         for i in range(len(masks))
     ]
-
-
-def _numbers(values: Tensor) -> list[float | None]:
-    """Python floats; ``None`` for nan, which JSON does not have."""
-    return [value if value == value else None for value in values.detach().double().cpu().tolist()]

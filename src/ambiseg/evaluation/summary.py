@@ -34,7 +34,6 @@ _BUCKET_RESAMPLES = 2_000  # there are many buckets, and their intervals are wid
 
 def summarise(
     scored: Sequence[ScoredCase],
-    settings: Sequence[tuple[str, int]],
     classes: Sequence[str],
     flips: Sequence[Flip] = (),
     stratum: str = "stratum",
@@ -43,8 +42,7 @@ def summarise(
     """Averages of all images in the order given.
 
     Args:
-        scored: every image.
-        settings: form and number of masks of each setting.
+        scored: every image, all in the same settings.
         classes: names of the classes.
         flips: the flips that make the modes, for data of known modes.
         stratum: what the method calls a stratum.
@@ -53,7 +51,7 @@ def summarise(
     among = [one for one in scored if one.modes]
     cases = [one.scores for one in scored]
     patients = [case.patient for case in cases]
-    averages = [_setting(form, samples, scored) for form, samples in settings]
+    settings = [_setting(key, scored) for key in cases[0].scores]
     return Evaluation(
         images=len(cases),
         patients=len(set(patients)),
@@ -62,14 +60,10 @@ def summarise(
             "entropy": mean_of([case.annotations["entropy"] for case in cases], patients),
             "empty_share": mean_of([case.empty_share for case in cases], patients),
         },
-        settings=averages,
-        strata=_strata(stratum, scored, averages),
+        settings=settings,
+        strata=_strata(stratum, scored, settings),
         modes=summarise_modes(
-            [one.modes for one in among],
-            [setting.key for setting in averages],
-            flips,
-            classes,
-            [one.scores.strata_weights for one in among],
+            [one.modes for one in among], flips, classes, [one.scores.strata_weights for one in among]
         ),
         classes=list(classes),
         cases=cases,
@@ -85,12 +79,12 @@ def mean_of(values: Sequence[float | None], patients: Sequence[str], resamples: 
     """
     numbers = _array(values)
     interval = bootstrap(numbers, patients, resamples=resamples)
-    mean, low, high = _floats([interval.mean, interval.low, interval.high])
-    return Mean(mean=mean, low=low, high=high, count=int((~np.isnan(numbers)).sum()))
+    count = int((~np.isnan(numbers)).sum())
+    return Mean(mean=interval.mean, low=interval.low, high=interval.high, count=count)
 
 
-def _setting(form: str, samples: int, scored: Sequence[ScoredCase]) -> SettingScores:
-    key = f"{form}-{samples}"
+def _setting(key: str, scored: Sequence[ScoredCase]) -> SettingScores:
+    form, _, samples = key.rpartition("-")
     pooled = _pool(scored, key)
     bins = len(pooled.count)
 
@@ -105,14 +99,14 @@ def _setting(form: str, samples: int, scored: Sequence[ScoredCase]) -> SettingSc
     mass, share = _empty(scored, key)
     return SettingScores(
         form=form,
-        samples=samples,
+        samples=int(samples),
         metrics=averages(scored, _RESAMPLES),
         ece=_pooled_ece(scored, key, _RESAMPLES),
         reliability=Reliability(
             edges=[i / bins for i in range(bins + 1)],
-            confidence=_floats(pooled.confidence.tolist()),
-            accuracy=_floats(pooled.accuracy.tolist()),
-            weight=_floats((pooled.count.double() / pooled.total).tolist()),
+            confidence=pooled.confidence.tolist(),
+            accuracy=pooled.accuracy.tolist(),
+            weight=(pooled.count.double() / pooled.total).tolist(),
         ),
         empty=EmptyMasks(correlation=_correlation(mass, share), error=_finite_mean(np.abs(mass - share))),
         buckets=[
@@ -175,9 +169,9 @@ def _strata(name: str, scored: Sequence[ScoredCase], settings: Sequence[SettingS
 
 def _pooled_ece(scored: Sequence[ScoredCase], key: str, resamples: int) -> Interval:
     """ECE of all pixels together, and its interval: whole patients are resampled, and their pixels pooled again."""
-    value = _floats([_pool(scored, key).ece])[0]
+    value = _pool(scored, key).ece
     number = {patient: i for i, patient in enumerate(dict.fromkeys(one.scores.patient for one in scored))}
-    if len(number) < 2 or value is None:
+    if len(number) < 2 or np.isnan(value):
         return Interval(mean=value, low=None, high=None)
     gaps, totals = np.zeros((len(number), len(scored[0].curves[key].count))), np.zeros(len(number))
     for one in scored:
@@ -201,7 +195,6 @@ def _pooled_ece(scored: Sequence[ScoredCase], key: str, resamples: int) -> Inter
 
 def summarise_modes(
     scored: Sequence[dict[str, ModeScores]],
-    settings: Sequence[str],
     flips: Sequence[Flip],
     classes: Sequence[str],
     strata_weights: Sequence[Sequence[float] | None],
@@ -209,6 +202,7 @@ def summarise_modes(
     """The part ``modes`` of an evaluation, from each image's scores by setting, in the order of the images."""
     if not scored or not flips:
         return None
+    settings = list(scored[0])
     chosen = next((key for key in settings if scored[0][key].nearest is not None), settings[-1])
     truth = mode_weights(flips)
     parts = [one[chosen] for one in scored]
@@ -293,7 +287,3 @@ def _finite_mean(values: np.ndarray) -> float | None:
 
 def _array(values: Sequence[float | None]) -> np.ndarray:
     return np.array([np.nan if value is None else value for value in values], np.float64)
-
-
-def _floats(values: Sequence[float]) -> list[float | None]:
-    return [None if value != value else float(value) for value in values]

@@ -79,7 +79,7 @@ def _without_alpha(path: Path, pixels: np.ndarray) -> np.ndarray:
 
 
 def open_tiff(path: Path, options: ReadOptions) -> Source:
-    """The pages of a file as slices; they are decoded together, on the first read."""
+    """The pages of a file as slices; a single page is decoded at once, several together on the first read."""
     import tifffile
 
     with tifffile.TiffFile(path) as file:
@@ -98,7 +98,13 @@ def open_tiff(path: Path, options: ReadOptions) -> Source:
             dtype, channels = np.dtype(np.uint8), 3
         elif page.bitspersample == 1 and not options.mask:
             dtype = np.dtype(np.uint8)
-    pages = once(lambda: _read_tiff(path, options))
+        single = None if planes else _read_tiff(file, path, options)  # while the file is open
+
+    def reopened() -> np.ndarray:
+        with tifffile.TiffFile(path) as again:
+            return _read_tiff(again, path, options)
+
+    pages = once(reopened if single is None else lambda: single)
     size = length["Y"], length["X"]
     return Source(path, "TIFF", planes[0] if planes else 1, size, channels, dtype, lambda k: pages()[k])
 
@@ -111,26 +117,25 @@ def _has_alpha(page: Any) -> bool:
     return any(extra != 0 for extra in page.extrasamples)  # EXTRASAMPLE.UNSPECIFIED
 
 
-def _read_tiff(path: Path, options: ReadOptions) -> np.ndarray:
-    """``[D, C, H, W]``."""
+def _read_tiff(file: Any, path: Path, options: ReadOptions) -> np.ndarray:
+    """``[D, C, H, W]`` of an open file."""
     import tifffile
 
-    with tifffile.TiffFile(path) as file:
-        series, page = file.series[0], file.pages.first
-        try:
-            pixels = series.asarray()
-        except (ValueError, KeyError) as error:
-            if "imagecodecs" not in str(error):
-                raise
-            pixels = _decode_with_pillow(path, series.shape, np.dtype(series.dtype), str(page.compression.name))
-        axes = series.axes  # at most one of those besides YXSC is longer than 1
-        others = [i for i, name in enumerate(axes) if name not in "YXSC"]
-        pixels = pixels.transpose([*others, *(axes.index(name) for name in "CSYX" if name in axes)])
-        slices = int(np.prod(pixels.shape[: len(others)]))
-        pixels = pixels.reshape(slices, -1, *pixels.shape[-2:])
-        if _has_palette(page, options):
-            table = (np.asarray(page.colormap) >> 8).astype(np.uint8)  # [3, 2^bits], 16 bits per channel
-            return np.moveaxis(table[:, pixels[:, 0]], 0, 1)
+    series, page = file.series[0], file.pages.first
+    try:
+        pixels = series.asarray()
+    except (ValueError, KeyError) as error:
+        if "imagecodecs" not in str(error):
+            raise
+        pixels = _decode_with_pillow(path, series.shape, np.dtype(series.dtype), str(page.compression.name))
+    axes = series.axes  # at most one of those besides YXSC is longer than 1
+    others = [i for i, name in enumerate(axes) if name not in "YXSC"]
+    pixels = pixels.transpose([*others, *(axes.index(name) for name in "CSYX" if name in axes)])
+    slices = int(np.prod(pixels.shape[: len(others)]))
+    pixels = pixels.reshape(slices, -1, *pixels.shape[-2:])
+    if _has_palette(page, options):
+        table = (np.asarray(page.colormap) >> 8).astype(np.uint8)  # [3, 2^bits], 16 bits per channel
+        return np.moveaxis(table[:, pixels[:, 0]], 0, 1)
     if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE and not options.mask and pixels.dtype.kind in "bu":
         pixels = ~pixels  # as a viewer shows it
     if pixels.dtype == np.bool_ and not options.mask:

@@ -59,8 +59,7 @@ def report(
         evaluation = evaluate(opened, split, samples=SAMPLES, data=data, quiet=quiet)
         if not shipped:
             evaluation.save(evaluation_path(opened, split))
-    key = evaluation.headline(opened.config.evaluation.samples).key
-    gallery = make_gallery(opened, evaluation, key, cases, samples, data, quiet) if cases else None
+    gallery = make_gallery(opened, evaluation, cases, samples, data, quiet) if cases else None
     folder.mkdir(parents=True, exist_ok=True)
     write_text(target, page(opened, evaluation, gallery, folder))
     return target

@@ -16,7 +16,7 @@ import numpy as np
 
 from ambiseg._util.files import atomic_write
 from ambiseg.evaluation.results import Evaluation, Modes, SettingScores, Strata
-from ambiseg.viz.colours import INK, LINE, OTHERS, PAPER, SERIES, SOFT, VARIABLES
+from ambiseg.viz.colours import BRIGHT, INK, LINE, OTHERS, PAPER, SERIES, SOFT, VARIABLES
 from ambiseg.viz.page import safe, share
 
 if TYPE_CHECKING:
@@ -71,11 +71,9 @@ def drawing() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure of the page: the name of its files, its title, a text that describes it, and what is inside its SVG."""
+    """A figure of the page: the name of its files, and its view box and content as SVG."""
 
     name: str
-    title: str
-    text: str
     view_box: str
     svg: str
 
@@ -86,15 +84,7 @@ class Figures:
 
     folder: Path | None
 
-    def make(
-        self,
-        name: str,
-        title: str,
-        text: str,
-        draw: Callable[..., None],
-        *data: Any,
-        size: tuple[float, float] = HALF,
-    ) -> Plot:
+    def plot(self, name: str, draw: Callable[..., None], *data: Any, size: tuple[float, float] = HALF) -> Plot:
         """``draw(figure, *data)`` as a part of the page."""
         from matplotlib import rcParams
         from matplotlib.figure import Figure
@@ -108,7 +98,7 @@ class Figures:
         rcParams["svg.fonttype"] = "none"  # letters are text in the page, and shapes in a file of its own
         figure.savefig(content, format="svg", transparent=True, metadata=_NO_METADATA)
         rcParams["svg.fonttype"] = "path"
-        return Plot(name, title, text, *_inline(content.getvalue().decode(), f"figure-{name}"))
+        return Plot(name, *_inline(content.getvalue().decode(), f"figure-{name}"))
 
     def save(self, figure: Figure, name: str) -> None:
         """``name.png`` of 300 dpi and ``name.svg``, on white, the same bytes each time."""
@@ -213,6 +203,13 @@ def coloured_strata(mean: Sequence[float | None]) -> list[int]:
     if len(mean) <= len(SERIES):
         return list(range(len(mean)))
     return sorted(sorted(range(len(mean)), key=lambda k: (-(mean[k] or 0), k))[: len(SERIES) - 1])
+
+
+def strata_colours(mean: Sequence[float | None]) -> list[tuple[str, str]]:
+    """Of each stratum, as CSS on the page, and bright for lines over an image."""
+    own = coloured_strata(mean)
+    ranks = [own.index(k) if k in own else None for k in range(len(mean))]
+    return [("var(--others)", "#ffffff") if r is None else (f"var({VARIABLES[SERIES[r]]})", BRIGHT[r]) for r in ranks]
 
 
 def strata_weights(figure: Figure, strata: Strata) -> None:

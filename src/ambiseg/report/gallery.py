@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,6 +32,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "median": ("Median", "In the middle of all cases by their GED: what to expect."),
     "worst": ("Worst", "The largest GED."),
 }
+MAX_ENTROPY = math.log(2)  # nats, the end of the scale: two classes as likely as each other
 _STRATA, _ANNOTATIONS = 8, 8  # rows of strata and different annotations per case
 
 
@@ -68,6 +70,11 @@ class CaseView:
     valid: np.ndarray | None
     equal_readers: bool  # whether all readers have the same weight
 
+    @property
+    def landscape(self) -> bool:
+        """Whether there is no room for anything beside it."""
+        return self.image.shape[2] > 1.4 * self.image.shape[1]
+
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
@@ -78,6 +85,15 @@ class Gallery:
     span: tuple[float, float]  # raw values that are black and white, the same in all images
     colours: Sequence[str]
     matches: Mapping[str, ModeMatches] = field(default_factory=dict)  # of some cases, for data of known modes
+
+    @property
+    def places(self) -> dict[str, tuple[str, str]]:
+        """The first kind of every case, and its id on the page: it is drawn there, and linked from other kinds."""
+        found: dict[str, tuple[str, str]] = {}
+        for kind, names in self.chosen.items():
+            for i, name in enumerate(names, 1):
+                found.setdefault(name, (kind, f"case-{kind}-{i}"))
+        return found
 
 
 def choose_cases(cases: Sequence[CaseScores], key: str, count: int) -> dict[str, list[str]]:
@@ -103,18 +119,11 @@ def choose_cases(cases: Sequence[CaseScores], key: str, count: int) -> dict[str,
 
 
 def make_gallery(
-    run: Run,
-    evaluation: Evaluation,
-    key: str,
-    count: int,
-    samples: int = 4,
-    data: Mapping[str, Any] | None = None,
-    quiet: bool = False,
+    run: Run, evaluation: Evaluation, count: int, samples: int, data: Mapping[str, Any] | None, quiet: bool
 ) -> Gallery:
     """Choose ``count`` cases of each kind and draw ``samples`` masks of every stratum for them.
 
     Args:
-        key: of the setting whose GED decides.
         data: settings of the run's data to change, such as ``root`` for data that have moved.
     """
     if missing := sorted(
@@ -124,7 +133,7 @@ def make_gallery(
             f"{run.folder}: expected an evaluation of cases in split {evaluation.split}, found {missing[0]!r} in it; "
             "evaluate the run again"
         )
-    chosen = choose_cases(evaluation.cases, key, count)
+    chosen = choose_cases(evaluation.cases, evaluation.headline(run.config.evaluation.samples).key, count)
     names = list(dict.fromkeys(name for kind in chosen.values() for name in kind))
     module = _open_data(run, data or {}, names)
     loader: Any = module.part_dataloader(evaluation.split, whole=True)
@@ -161,14 +170,9 @@ def _open_data(run: Run, changes: Mapping[str, Any], names: Sequence[str]) -> Da
 
 
 def view_case(
-    predictive: Predictive,
-    batch: Batch,
-    image: np.ndarray,
-    scores: CaseScores,
-    samples: int,
-    seed: int,
+    predictive: Predictive, batch: Batch, image: np.ndarray, scores: CaseScores, samples: int, seed: int,
     colours: Sequence[str],
-) -> CaseView:
+) -> CaseView:  # fmt: skip
     """What is shown of one case; ``batch`` holds this case alone."""
     annotations = batch.annotations
     shown, marginal = [], torch.zeros(())

@@ -20,7 +20,8 @@ from ambiseg.viz.pictures import thinned
 class ModeMatch:
     """A mode of one image and the stratum that is matched with it."""
 
-    flips: str  # one character per flip: 1 happened, 0 did not, - makes no difference in this image
+    name: str  # one character per flip: 1 happened, 0 did not, - makes no difference in this image
+    flipped: Sequence[str]  # classes that the flips made
     probability: float
     truth: np.ndarray  # [H, W]
     stratum: int
@@ -56,7 +57,8 @@ def match_modes(
     regions = thinned(np.minimum(regions, len(modes.table) - 1))
     matches = [
         ModeMatch(
-            flips=modes.names[d],
+            name=modes.names[d],
+            flipped=[evaluation.classes[f.target] for f, bit in zip(flips, modes.names[d], strict=True) if bit == "1"],
             probability=float(modes.weights[d]),
             truth=modes.table[regions, d],
             stratum=int(k),

@@ -19,7 +19,7 @@ from ambiseg.data.check.statistics import Statistics
 from ambiseg.data.sets.arrays import Arrays
 from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.folder.labels import declared_convention
-from ambiseg.data.sets.folder.settings import FILE, Settings
+from ambiseg.data.sets.folder.settings import FILE, FolderSettings
 from ambiseg.io.errors import SEVERITIES, FileError, Problem, one_per_file
 
 
@@ -101,7 +101,9 @@ class CheckResult:
         return json.loads(json.dumps(result), parse_constant=lambda _: None)  # nan is not JSON
 
 
-def check(source: str | os.PathLike[str] | Cases, settings: Settings | None = None, quiet: bool = False) -> CheckResult:
+def check(
+    source: str | os.PathLike[str] | Cases, settings: FolderSettings | None = None, quiet: bool = False
+) -> CheckResult:
     """Read every case of a folder, a manifest or any data set.
 
     Raises ``DataError`` only if there is nothing to read: no such path, no images and masks, settings or a manifest
@@ -126,7 +128,7 @@ def check(source: str | os.PathLike[str] | Cases, settings: Settings | None = No
     if isinstance(source, Cases):
         cases, path = source, Path(getattr(source, "root", source.title))
     else:
-        cases, path = _open(Path(source), settings or Settings(), quiet), Path(source)
+        cases, path = _open(Path(source), settings or FolderSettings(), quiet), Path(source)
     statistics = Statistics(cases.classes, cases.evaluated, len(cases))
     result = CheckResult(path, cases, statistics)
     found: list[Problem] = []
@@ -166,10 +168,10 @@ def read(cases: Cases, index: int) -> tuple[Case | None, list[Problem]]:
         return None, [Problem("E201", cases.names[index], str(error))]
 
 
-def _open(path: Path, settings: Settings, quiet: bool) -> Cases:
+def _open(path: Path, settings: FolderSettings, quiet: bool) -> Cases:
     if path.suffix.lower() == ".npz" and path.is_file():
         return Arrays(path, settings.classes or 2, settings.title, settings.intensity, settings.void)
-    return Folder.tolerant(path, settings, quiet)
+    return Folder(path, settings, quiet=quiet, strict=False)
 
 
 def _labels_text(folder: Folder) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,13 +26,14 @@ from ambiseg.data.sets.folder.labels import (
     observe,
     observed_convention,
 )
-from ambiseg.data.sets.folder.layout import Entry, Listing, MaskFile, list_folder
+from ambiseg.data.sets.folder.layout import Entry, MaskFile, list_folder
 from ambiseg.data.sets.folder.manifest import find_manifest, list_manifest
-from ambiseg.data.sets.folder.settings import Labels, Settings, Target
+from ambiseg.data.sets.folder.settings import FolderSettings
 from ambiseg.io.errors import FileError, Problem
 from ambiseg.io.formats import format_of
 from ambiseg.io.open import open_source
 from ambiseg.io.source import ReadOptions, Source, grid_distance
+from ambiseg.settings import validate
 
 _BUDGET = 512 << 20  # bytes of decoded volumes that are kept; those of the case at hand are, whatever they take
 _STACKS = ("TIFF", "NumPy", "NIfTI", "DICOM")  # files that may hold several slices
@@ -61,9 +62,10 @@ class Folder(Cases):
 
     Args:
         root: a folder with ``images/`` and ``masks/``, one with a manifest, or the manifest.
+        settings: how to read them; the folder's ``ambiseg.json`` says what these do not.
         quiet: no progress on the error stream.
-        settings: any of :class:`~ambiseg.data.sets.folder.settings.Settings`; arguments of the same name win over
-            them, and both win over the folder's ``ambiseg.json``.
+        strict: False collects problems in ``problems`` instead of raising them: for the checker.
+        given: any of :class:`~ambiseg.data.sets.folder.settings.FolderSettings` by name, over ``settings``.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -79,46 +81,19 @@ class Folder(Cases):
     def __init__(
         self,
         root: str | os.PathLike[str],
+        settings: FolderSettings | None = None,
         *,
-        title: str | None = None,
-        classes: Sequence[str] | int | None = None,
-        evaluated: Sequence[int] | None = None,
-        void: int | None = None,
-        labels: Labels | None = None,
-        colours: Mapping[str, Target] | None = None,
-        channels: int | None = None,
-        intensity: Intensity | None = None,
-        patient: str | None = None,
-        images: str | None = None,
-        masks: str | None = None,
-        image_name: str | None = None,
-        mask_name: str | Mapping[str, str] | None = None,
-        axes: str | None = None,
-        axis: int | None = None,
-        slices: str | None = None,
-        missing: str | None = None,
-        geometry: str | None = None,
-        dicom: str | None = None,
-        settings: Settings | None = None,
         quiet: bool = False,
+        strict: bool = True,
+        **given: Any,
     ) -> None:
-        arguments = dict(locals())
-        given = Settings(**{setting.name: arguments[setting.name] for setting in fields(Settings)})
-        self._start(Path(root), given.over(settings or Settings()), quiet, strict=True)
-
-    @classmethod
-    def tolerant(cls, root: str | os.PathLike[str], settings: Settings | None = None, quiet: bool = False) -> Folder:
-        """The same, but problems are collected in ``problems`` instead of raised: for the checker."""
-        folder = cls.__new__(cls)
-        folder._start(Path(root), settings or Settings(), quiet, strict=False)
-        return folder
-
-    def _start(self, root: Path, given: Settings, quiet: bool, strict: bool) -> None:
+        root = Path(root)
         if not root.exists():
             raise FileError.of("E001", root, "expected a folder or a manifest, found nothing of that name")
         manifest = find_manifest(root)
         self.root = manifest.parent if manifest else root
-        self.settings = given.over(Settings.load(self.root))
+        said = validate(FolderSettings, given).over(settings or FolderSettings())
+        self.settings = said.over(FolderSettings.load(self.root))
         self.title = self.settings.title or self.root.resolve().name
         self.problems: list[Problem] = []
         self.seen: Values | None = None  # in the masks, once they were looked through
@@ -126,22 +101,16 @@ class Folder(Cases):
         self._sources: OrderedDict[tuple[Path, bool], Source] = OrderedDict()
         self._kept = 0
         listing = list_manifest(manifest) if manifest else list_folder(self.root, self.settings)
-        self._take(listing)
-
-    def _take(self, listing: Listing) -> None:
-        skip = self.settings.missing == "skip"
         for problem in listing.problems:
-            if not (skip and problem.code == "E101"):
+            if not (self.settings.missing == "skip" and problem.code == "E101"):
                 self._report(problem)
         self.entries = [entry for entry in listing.entries if entry.masks]
-        if not self.entries and self._strict:
+        if not self.entries and strict:
             raise FileError.of("E004", self.root, "expected at least one image with a mask, found none")
-        if len({entry.split is None for entry in self.entries}) > 1:
-            bare = next(entry for entry in self.entries if entry.split is None)
-            some = count(sum(entry.split is None for entry in self.entries), "case")
-            self._report(
-                Problem("E008", str(bare.image), f"expected a split for all cases or none, found {some} without")
-            )
+        bare = [entry for entry in self.entries if entry.split is None]
+        if 0 < len(bare) < len(self.entries):
+            found = f"found {count(len(bare), 'case')} without"
+            self._report(Problem("E008", str(bare[0].image), f"expected a split for all cases or none, {found}"))
         self._most = 1 + max((len(entry.masks) for entry in self.entries), default=0)  # files of one case
         self._patient_of = {entry.name: self._patient(entry) for entry in self.entries}
 
@@ -200,8 +169,7 @@ class Folder(Cases):
     @cached_property
     def convention(self) -> Convention:
         """What the values in the masks mean; looks through all masks if the settings do not say."""
-        declared = declared_convention(self.settings)
-        if declared is not None:
+        if (declared := declared_convention(self.settings)) is not None:
             return declared
         self.seen = seen = Values()
         for place in progress(self._places, len(self._places), "looking through the masks", self._quiet):
@@ -311,30 +279,31 @@ class Folder(Cases):
                 number += 1
                 if number <= start:
                     continue
-                observed: dict[str, Numbers] | None = {} if convention is None else None
+                observed: list[tuple[str, Numbers]] | None = [] if convention is None else None
                 case = _unless_errors(*self._read(place, source, convention, observed))
                 whole = "" if convention is None else case.digest
                 yield Decoded(case, case.image_digest, whole, entry.split, observed=observed)
 
-    def settle(self, observed: Sequence[Any]) -> None:
+    def settle(self, observed: Sequence[Any]) -> bool:
         """The convention of all masks, from the numbers that :meth:`decode` found in each."""
-        if None in observed:
-            return
-        masks = [(path, numbers) for case in map(_numbers, observed) for path, numbers in case.items()]
+        if declared_convention(self.settings) is not None:
+            return False
+        masks = [mask for case in observed for mask in _from_json(case)]
         seen = Values()
         for path, numbers in masks:
-            seen.count(numbers, Path(path))
+            seen.count(numbers, path)
         self.convention = observed_convention(seen, self.settings)
         for path, numbers in masks:
-            self.convention.check(numbers, Path(path))
+            self.convention.check(numbers, path)
+        return True
 
     def settled(self, case: Case, observed: Any) -> Case:
         # A convention that was found out keeps the order of numbers, so that regions stay as they are numbered.
         table = case.table.astype(np.int64)
         rows = np.ones(len(table), bool) if case.void is None else ~case.void
-        for m, numbers in enumerate(_numbers(observed).values()):
+        for m, (_, numbers) in enumerate(_from_json(observed)):
             if numbers is not None:
-                table[rows, m] = self.convention.translated(table[rows, m])
+                table[rows, m] = self.convention.targets(table[rows, m])
         return replace(case, table=table.astype(smallest_unsigned(table.max() + 1)))
 
     def _read(
@@ -342,7 +311,7 @@ class Folder(Cases):
         place: _Place,
         source: Source,
         convention: Convention | None,
-        observed: dict[str, Numbers] | None = None,
+        observed: list[tuple[str, Numbers]] | None = None,
     ) -> tuple[Case | None, list[Problem]]:
         """``observed`` takes the numbers in each mask where there is no convention yet."""
         entry, k, name = place
@@ -360,10 +329,11 @@ class Folder(Cases):
                 if convention is not None:
                     ids, void = convention(values, mask.path)
                 else:
-                    ids, numbers = observe(values, mask.path)
-                    void = None if numbers is None or self.settings.void not in numbers else ids == self.settings.void
+                    seen = observe(values, mask.path)
+                    ids = np.array(seen.values)[seen.ranks]
+                    void = None if seen.bits or self.settings.void not in seen.values else ids == self.settings.void
                     assert observed is not None
-                    observed[str(mask.path)] = numbers
+                    observed.append((str(mask.path), seen.numbers))
             except FileError as refused:
                 problems.append(refused.problem)
                 continue
@@ -426,10 +396,10 @@ class Folder(Cases):
         if (source.slices, *source.size) != (image.slices, *image.size):
             message = f"expected {image.form} as its image {image.path.name}, found {source.form}"
             raise FileError.of("E301", mask.path, message, self._size_advice(image, source))
-        if image.affine is not None and source.affine is not None and self.settings.geometry != "ignore":
-            if (miss := grid_distance(image, source)) is not None:
-                message = f"expected the grid of {image.path.name}, found corners {miss:.3g} mm away from its own"
-                raise FileError.of("E302", mask.path, message)
+        miss = None if self.settings.geometry == "ignore" else grid_distance(image, source)
+        if miss is not None:
+            message = f"expected the grid of {image.path.name}, found corners {miss:.3g} mm away from its own"
+            raise FileError.of("E302", mask.path, message)
         return source.read(k)
 
     def _size_advice(self, image: Source, mask: Source) -> str:
@@ -444,7 +414,7 @@ class Folder(Cases):
         return ""
 
     def _open(self, path: Path, mask: bool = False, like: Source | None = None) -> Source:
-        """A file's header. Volumes are kept, the least used going first, so that slices need not be decoded anew."""
+        """An opened file. What may hold several slices is kept, the last used longest, so that it is decoded once."""
         key = (path, mask)
         if key in self._sources:
             self._sources.move_to_end(key)
@@ -458,7 +428,7 @@ class Folder(Cases):
             geometry=self.settings.geometry != "ignore",
         )
         source = open_source(path, options)
-        if source.slices > 1:
+        if source.format in _STACKS:
             self._sources[key] = source
             self._kept += source.nbytes
             while self._kept > _BUDGET and len(self._sources) > self._most:
@@ -487,6 +457,6 @@ def _unless_errors(case: Case | None, problems: Iterable[Problem]) -> Case:
     return case
 
 
-def _numbers(observed: Mapping[str, Mapping[str, int] | None]) -> dict[str, Numbers]:
-    """The numbers of one case's masks by file, as a JSON object has them."""
-    return {path: numbers and {int(n): pixels for n, pixels in numbers.items()} for path, numbers in observed.items()}
+def _from_json(observed: Iterable[Any]) -> list[tuple[Path, Numbers]]:
+    """File and numbers of each mask of one case; JSON has numbers as texts."""
+    return [(Path(path), found and {int(n): pixels for n, pixels in found.items()}) for path, found in observed]

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from ambiseg._util.text import count, some
-from ambiseg.data.sets.folder.settings import Settings, Target, colour_code, plain_names
+from ambiseg.data.case import ranked
+from ambiseg.data.sets.folder.settings import FolderSettings, Target, colour_code, plain_names
 from ambiseg.io.errors import FileError
 
 MOST = 64  # classes that a data set may have without declaring them; soft edges of a drawing make up to 256 values
@@ -22,21 +23,34 @@ _VOID = _NONE + 1
 Numbers = Mapping[int, int] | None  # of one mask: pixels of each number; None for one bit per pixel, which has 0 and 1
 
 
-def observe(mask: np.ndarray, path: Path) -> tuple[np.ndarray, Numbers]:
-    """Numbers ``[H, W]`` of a mask ``[C, H, W]`` as its file has it, and how many pixels have each.
+class Observed(NamedTuple):
+    """What one mask holds: its distinct numbers in order, the rank ``[H, W]`` of each pixel's number among them."""
 
-    Raises ``DataError`` if the mask cannot hold class ids.
+    values: list[int]
+    ranks: np.ndarray
+    bits: bool  # stored with one bit per pixel
+
+    @property
+    def pixels(self) -> dict[int, int]:
+        """How many pixels have each number."""
+        return dict(zip(self.values, np.bincount(self.ranks.reshape(-1)).tolist(), strict=True))
+
+    @property
+    def numbers(self) -> Numbers:
+        return None if self.bits else self.pixels
+
+
+def observe(mask: np.ndarray, path: Path, colours: bool = False) -> Observed:
+    """Look at one mask ``[C, H, W]`` as its file has it; ``colours``: numbers are 24-bit colours.
+
+    Raises ``DataError`` if the mask cannot hold class ids, or is not in colour.
     """
-    grey = _one_channel(mask, path)
-    if grey.dtype == np.bool_:
-        return grey.astype(np.uint8), None
-    grey = _whole(grey, path)
-    found = distinct(grey)
-    if len(found) and found[-1] < 1 << 16:
-        pixels = np.bincount(grey.reshape(-1).astype(np.intp, copy=False))[found]
-    else:
-        found, pixels = np.unique(grey, return_counts=True)
-    return grey, dict(zip(found.tolist(), pixels.tolist(), strict=True))
+    if colours and (len(mask) != 3 or mask.dtype != np.uint8):
+        found = f"{count(len(mask), 'channel')} of {mask.dtype}"
+        raise FileError.of("E304", path, f"expected a mask in 8-bit colour, found {found}", "save all masks in colour")
+    flat = _codes(mask) if colours else _whole(_one_channel(mask, path), path)
+    values, ranks = ranked(flat.reshape(-1))
+    return Observed(values.tolist(), ranks.reshape(flat.shape), flat.dtype == np.bool_)
 
 
 @dataclass
@@ -57,11 +71,10 @@ class Values:
     def add(self, mask: np.ndarray, path: Path) -> None:
         """Look at one mask ``[C, H, W]`` as its file has it. Raises ``DataError`` if it cannot hold class ids."""
         try:
-            self.count(observe(mask, path)[1], path)
+            self.count(observe(mask, path).numbers, path)
         except FileError:
             if len(mask) == 3 and mask.dtype == np.uint8 and len(self.colours) <= MOST:
-                found, pixels = np.unique(_codes(mask), return_counts=True)
-                self.colours.update(dict(zip(found.tolist(), pixels.tolist(), strict=True)))
+                self.colours.update(observe(mask, path, colours=True).pixels)
             raise
 
     def count(self, numbers: Numbers, path: Path) -> None:
@@ -103,16 +116,21 @@ class Convention:
 
     def __call__(self, mask: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
         """One mask ``[C, H, W]`` as its file has it -> class ids ``[H, W]`` and where it is void, if anywhere."""
-        if self.kind == "colours":
-            return self._from_colours(mask, path)
-        grey = _one_channel(mask, path)
         if self.kind == "threshold":
-            if grey.dtype == np.bool_:
-                return grey.astype(np.uint8), None
-            return (grey >= self.threshold).astype(np.uint8), None
-        if grey.dtype == np.bool_ and self.kind != "table":
-            return grey.astype(np.uint8), None
-        return self._translate(_whole(grey.astype(np.uint8) if grey.dtype == np.bool_ else grey, path), path)
+            grey = _one_channel(mask, path)
+            return (grey if grey.dtype == np.bool_ else grey >= self.threshold).astype(np.uint8), None
+        seen = observe(mask, path, self.kind == "colours")
+        if seen.bits and self.kind != "table":
+            return seen.ranks.astype(np.uint8) + np.uint8(min(seen.values)), None
+        self.check(seen.pixels, path)
+        ids = self.targets(seen.values)[seen.ranks]
+        void = ids == _VOID
+        kind = np.min_scalar_type(max(len(self.classes) - 1, 1))
+        return np.where(void, 0, ids).astype(kind), void if void.any() else None
+
+    def targets(self, numbers: Iterable[int]) -> np.ndarray:
+        """The class id of each number; two numbers above all class ids stand for void and for no meaning."""
+        return np.array([self._target(int(number)) for number in numbers])
 
     def _target(self, value: int) -> int:
         if self.void is not None and value == self.void:
@@ -123,47 +141,17 @@ class Convention:
         target = table.get(value, _NONE)
         return target if isinstance(target, int) else _VOID
 
-    def _translate(self, values: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
-        found = distinct(values)
-        targets = np.array([self._target(int(value)) for value in found])
-        if (targets == _NONE).any():
-            self.check({int(value): int((values == value).sum()) for value in found}, path)
-        if len(found) and found[-1] < 1 << 16:
-            table = np.zeros(int(found[-1]) + 1, np.uint32)
-            table[found] = targets
-            ids = table[values]
-        else:
-            ids = targets[np.searchsorted(found, values)]
-        return _without_void(ids, len(self.classes))
-
     def check(self, numbers: Numbers, path: Path) -> None:
         """Raise ``DataError`` if a mask holds a number that has no meaning under this convention."""
-        wrong = [number for number in sorted(numbers or ()) if self._target(number) == _NONE]
-        if numbers and wrong:
+        wrong = {number: pixels for number, pixels in (numbers or {}).items() if self._target(number) == _NONE}
+        if wrong and self.kind == "colours":
+            common = sorted(((pixels, code) for code, pixels in wrong.items()), reverse=True)
+            colours = some([f"#{code:06x} ({pixels:,} px)" for pixels, code in common], 4)
+            raise FileError.of("E304", path, f"expected the {len(self.table or {})} declared colours, found {colours}")
+        if wrong:
             noun = "value" if len(wrong) == 1 else "values"
-            found = f"{noun} {some(wrong)} in {count(sum(numbers[number] for number in wrong), 'pixel')}"
+            found = f"{noun} {some(sorted(wrong))} in {count(sum(wrong.values()), 'pixel')}"
             raise FileError.of("E303", path, f"expected {self.text}, found {found}", self._advice(set(wrong)))
-
-    def translated(self, column: np.ndarray) -> np.ndarray:
-        """Class ids of a table's column of numbers, none of which is void."""
-        return np.array([self._target(int(number)) for number in column], np.int64)
-
-    def _from_colours(self, mask: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
-        if mask.shape[0] != 3 or mask.dtype != np.uint8:
-            found = f"{count(mask.shape[0], 'channel')} of {mask.dtype}"
-            raise FileError.of(
-                "E304", path, f"expected a mask in 8-bit colour, found {found}", "save all masks in colour"
-            )
-        codes = _codes(mask)
-        found, index, pixels = np.unique(codes, return_inverse=True, return_counts=True)
-        table = self.table or {}
-        said = [table.get(int(code), _NONE) for code in found]
-        targets = np.array([target if isinstance(target, int) else _VOID for target in said])
-        if (targets == _NONE).any():
-            wrong = sorted(((int(pixels[i]), int(found[i])) for i in np.flatnonzero(targets == _NONE)), reverse=True)
-            colours = some([f"#{code:06x} ({n:,} px)" for n, code in wrong], 4)
-            raise FileError.of("E304", path, f"expected the {len(table)} declared colours, found {colours}")
-        return _without_void(targets[index.reshape(codes.shape)], len(self.classes))
 
     @property
     def text(self) -> str:
@@ -185,7 +173,7 @@ class Convention:
         return ""
 
 
-def declared_convention(settings: Settings) -> Convention | None:
+def declared_convention(settings: FolderSettings) -> Convention | None:
     """The convention that follows from the settings alone; ``None`` if masks must be looked at to know it."""
     names, labels = settings.class_names, settings.labels
     if settings.colours is not None:
@@ -203,14 +191,14 @@ def declared_convention(settings: Settings) -> Convention | None:
     return None
 
 
-def observed_convention(seen: Values, settings: Settings) -> Convention:
+def observed_convention(seen: Values, settings: FolderSettings) -> Convention:
     """The convention of masks that hold the values ``seen``, all masks of the data set together.
 
     Binary if there is 255 and nothing but 0 besides; class ids otherwise, up to the largest. Class ids are refused
     where they are unlikely: more than ``MOST`` classes, or most of them never marked.
 
     >>> seen = Values({0: Path("a.png"), 255: Path("b.png")})
-    >>> observed_convention(seen, Settings()).kind
+    >>> observed_convention(seen, FolderSettings()).kind
     'binary'
     """
     numbers = sorted(set(seen.numbers) - {settings.void})
@@ -293,20 +281,3 @@ def _whole(values: np.ndarray, path: Path) -> np.ndarray:
             raise FileError.of("E305", path, f"expected class ids of 0 or more, found {int(low)}")
         values = values.astype(np.int64)
     return values
-
-
-def distinct(values: np.ndarray) -> np.ndarray:
-    """The different numbers of an array of non-negative integers, in order."""
-    if values.dtype.itemsize <= 2 and values.dtype.kind == "u":  # much faster than sorting
-        there = np.zeros(1 << 8 * values.dtype.itemsize, bool)
-        there[values] = True
-        return np.flatnonzero(there)
-    return np.unique(values)
-
-
-def _without_void(ids: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray | None]:
-    void = ids == _VOID
-    kind = np.min_scalar_type(max(classes - 1, 1))
-    if not void.any():
-        return ids.astype(kind), None
-    return np.where(void, 0, ids).astype(kind), void

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from ambiseg._util.text import count, some
-from ambiseg.data.sets.folder.settings import Settings
+from ambiseg.data.sets.folder.settings import FolderSettings
 from ambiseg.io.errors import FileError, Problem
 from ambiseg.io.formats import FORMATS, UNREAD, format_of, stem_of, suffix_of
 
@@ -62,7 +62,7 @@ class Listing:
     unread: set[str] = field(default_factory=set)  # names of pictures in formats that are not read
 
 
-def list_folder(root: Path, settings: Settings) -> Listing:
+def list_folder(root: Path, settings: FolderSettings) -> Listing:
     """``images/`` and ``masks/``, directly in ``root`` or in its ``train/``, ``val/`` and ``test/``.
 
     Raises ``DataError`` if there is nothing of the kind; anything less is a problem in the listing.
@@ -94,7 +94,7 @@ def _rename(root: Path) -> str:
     return "write into ambiseg.json: {" + ", ".join(f'"{key}": "{name}"' for key, name in meant.items()) + "}"
 
 
-def _list_part(part: Path, split: str, settings: Settings, listing: Listing) -> None:
+def _list_part(part: Path, split: str, settings: FolderSettings, listing: Listing) -> None:
     images_at, masks_at = part / (settings.images or "images"), part / (settings.masks or "masks")
     images = _named(_collect(images_at, settings, listing), settings.image_name, listing)
     if not images:
@@ -124,7 +124,7 @@ def _list_part(part: Path, split: str, settings: Settings, listing: Listing) -> 
         listing.entries.append(Entry(prefix + key, path, masks, patient, declared))
 
 
-def _readers(masks_at: Path, images_at: Path, settings: Settings, listing: Listing) -> dict[str, Path] | None:
+def _readers(masks_at: Path, images_at: Path, settings: FolderSettings, listing: Listing) -> dict[str, Path] | None:
     """Each reader's folder of masks. Masks without such folders are one reader's."""
     if not masks_at.is_dir():
         beside = [f"{d.name}/" for d in _folders(masks_at.parent) if d != images_at]
@@ -148,7 +148,7 @@ def _readers(masks_at: Path, images_at: Path, settings: Settings, listing: Listi
     return {"reader_1": masks_at}
 
 
-def _collect(top: Path, settings: Settings, listing: Listing) -> list[tuple[str, Path]]:
+def _collect(top: Path, settings: FolderSettings, listing: Listing) -> list[tuple[str, Path]]:
     """Every picture below ``top`` with its name: its path from there, without the suffix, in composed Unicode."""
     found: list[tuple[str, Path]] = []
     ignored: list[Path] = []
@@ -223,7 +223,7 @@ def _match(
     images: dict[str, Path],
     readers: dict[str, dict[str, Path]],
     masks_at: Path,
-    settings: Settings,
+    settings: FolderSettings,
     listing: Listing,
 ) -> None:
     """Masks without an image, and images that have no mask at all."""
@@ -255,7 +255,7 @@ def _match(
         listing.problems.append(Problem("E101", str(images[key]), message))
 
 
-def _name_advice(suggested: dict[str, tuple[str, str]], settings: Settings) -> str:
+def _name_advice(suggested: dict[str, tuple[str, str]], settings: FolderSettings) -> str:
     """One line for ambiseg.json that serves all readers: they need not name their masks alike."""
     templates = {reader: template for reader, (key, template) in suggested.items() if key == "mask_name"}
     key, declared = ("mask_name", settings.mask_name) if templates else ("image_name", None)

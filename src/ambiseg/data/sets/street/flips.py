@@ -82,7 +82,9 @@ class Flips(Cases):
     def image_digest(self, index: int, case: Case | None = None) -> str:
         return self.cases.image_digest(index)
 
-    def digest(self, index: int, case: Case | None = None) -> str:  # what is flipped and how, instead of hashing every mode's map
+    def digest(
+        self, index: int, case: Case | None = None
+    ) -> str:  # what is flipped and how, instead of hashing every mode's map
         return digest("flips", self.cases.digest(index), self._said())
 
     def _said(self) -> str:
