@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from ambiseg._util.text import shape_text
 from ambiseg.io.errors import FileError
-from ambiseg.io.source import ReadOptions, Source, once
+from ambiseg.io.source import ReadOptions, Source
 
 
 def open_nifti(path: Path, options: ReadOptions) -> Source:
@@ -47,7 +48,7 @@ def open_nifti(path: Path, options: ReadOptions) -> Source:
             voxels = np.stack([voxels[name] for name in ("R", "G", "B")], -1)
         return voxels.astype(dtype, copy=False)
 
-    whole = once(lambda: _compact(stored()) if options.mask else stored())
+    whole = cache(lambda: _compact(stored()) if options.mask else stored())
     compressed = path.name.lower().endswith(".gz")  # its slices are decoded together
 
     def read(k: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from ambiseg._util.text import count, shape_text
 from ambiseg.io.errors import FileError
-from ambiseg.io.source import ReadOptions, Source, once
+from ambiseg.io.source import ReadOptions, Source
 
 
 def open_picture(path: Path, options: ReadOptions) -> Source:
@@ -100,11 +101,13 @@ def open_tiff(path: Path, options: ReadOptions) -> Source:
             dtype = np.dtype(np.uint8)
         single = None if planes else _read_tiff(file, path, options)  # while the file is open
 
-    def reopened() -> np.ndarray:
+    @cache
+    def pages() -> np.ndarray:
+        if single is not None:
+            return single
         with tifffile.TiffFile(path) as again:
             return _read_tiff(again, path, options)
 
-    pages = once(reopened if single is None else lambda: single)
     size = length["Y"], length["X"]
     return Source(path, "TIFF", planes[0] if planes else 1, size, channels, dtype, lambda k: pages()[k])
 

@@ -87,18 +87,23 @@ def _write_tiff(file: BinaryIO, values: np.ndarray, source: Source) -> None:
 def _nifti(values: np.ndarray, source: Source) -> bytes:
     """In the voxel order of a NIfTI source, with its affine; of DICOM, as (column, row, slice)."""
     import nibabel
+    from nibabel.orientations import apply_orientation, io_orientation
 
+    assert source.affine is not None
     volume = values[None] if values.ndim == 2 else values
     if source.format == "NIfTI":
         original: Any = nibabel.load(source.path)
-        shape = (*original.shape[:3], *[1] * (3 - len(original.shape[:3])))
-        volume = _in_voxel_order(volume, np.asarray(original.affine, float), source, shape)
-        image = nibabel.Nifti1Image(volume.reshape(original.shape[:3]), original.affine, original.header)
+        affine = np.asarray(original.affine, float)
+        turn = io_orientation(np.linalg.pinv(affine) @ source.affine)  # (slice, row, column) to the file's (i, j, k)
+        if np.isnan(turn).any():
+            found = affine[:3, :3].tolist()
+            raise DataError(f"{source.path}: expected an affine that can be inverted, found {found}")
+        volume = np.ascontiguousarray(apply_orientation(volume, turn)).reshape(original.shape[:3])
+        image = nibabel.Nifti1Image(volume, original.affine, original.header)
         image.header.extensions.clear()
         for field in ("descrip", "aux_file", "db_name"):  # may name the patient, and describe another file
             image.header[field] = b""
     else:
-        assert source.affine is not None
         image = nibabel.Nifti1Image(volume.transpose(2, 1, 0), source.affine[:, [2, 1, 0, 3]])
         image.header.set_xyzt_units("mm")
     image.set_data_dtype(values.dtype)
@@ -107,17 +112,3 @@ def _nifti(values: np.ndarray, source: Source) -> bytes:
     if values.dtype.kind == "u":
         image.header.set_intent("label", name="class ids")
     return gzip.compress(image.to_bytes(), 6, mtime=0)  # without the time, equal masks are equal files
-
-
-def _in_voxel_order(volume: np.ndarray, affine: np.ndarray, source: Source, shape: tuple[int, ...]) -> np.ndarray:
-    """``[slice, row, column]`` in the voxel order of the file, which reading changes to that of a viewer."""
-    assert source.affine is not None
-    turn = np.linalg.pinv(affine) @ source.affine  # from (slice, row, column) to the file's own (i, j, k)
-    steps = np.round(turn[:3, :3])
-    if not np.array_equal(np.abs(steps).sum(0), [1, 1, 1]) or not np.array_equal(np.abs(steps).sum(1), [1, 1, 1]):
-        raise DataError(f"{source.path}: expected an affine that can be inverted, found {affine[:3, :3].tolist()}")
-    places = np.argmax(np.abs(steps), 1)  # for each axis of the file: slice, row or column
-    flips = tuple(slice(None, None, int(steps[axis, places[axis]])) for axis in range(3))
-    turned = volume.transpose(places)[flips]
-    assert turned.shape == shape, (turned.shape, shape)
-    return np.ascontiguousarray(turned)
