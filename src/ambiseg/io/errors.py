@@ -142,10 +142,10 @@ def one_per_file(problems: Iterable[Problem]) -> list[Problem]:
     found: dict[tuple[str, str], list[Problem]] = {}
     for problem in dict.fromkeys(problems):
         found.setdefault((problem.code, problem.file), []).append(problem)
-    more = {
-        same[0]: f", and the like in {count(len(same) - 1, 'more slice')}" * (len(same) > 1) for same in found.values()
-    }
-    return [replace(first, message=first.message + text) for first, text in more.items()]
+    return [
+        replace(first, message=first.message + f", and the like in {count(len(more), 'more slice')}" * bool(more))
+        for first, *more in found.values()
+    ]
 
 
 def known(word: str, words: Sequence[str]) -> str:

@@ -78,6 +78,6 @@ def _compact(array: np.ndarray) -> np.ndarray:
     if array.dtype.kind == "b" or not array.size:
         return array
     low, high = array.min(), array.max()
-    if array.dtype.kind == "f" and not (np.isfinite(low) and np.isfinite(high) and (array == np.rint(array)).all()):
+    if array.dtype.kind == "f" and not (np.isfinite([low, high]).all() and (array == np.rint(array)).all()):
         return array
     return array.astype(np.promote_types(np.min_scalar_type(int(low)), np.min_scalar_type(int(high))), copy=False)
