@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -20,7 +21,7 @@ from ambiseg.data.sets.arrays import Arrays
 from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.folder.labels import declared_convention
 from ambiseg.data.sets.folder.settings import FILE, FolderSettings
-from ambiseg.io.errors import SEVERITIES, FileError, Problem, one_per_file
+from ambiseg.io.errors import FileError, Problem, one_per_file
 
 
 @dataclass
@@ -49,19 +50,21 @@ class CheckResult:
     def title(self) -> str:
         return self.path.name if self.cases is None else self.cases.title
 
-    def count(self, severity: str) -> int:
-        return sum(problem.severity == severity for problem in self.problems)
+    @property
+    def worst(self) -> str:
+        """The severity of the worst problem; ``""`` without problems."""
+        return self.problems[0].severity if self.problems else ""
 
     @property
     def exit_code(self) -> int:
         """0: the data can be used; 1: there are errors; 2: no case could be read."""
-        return 2 if not self.statistics.cases else 1 if self.count("error") else 0
+        return int(self.worst == "error") if self.statistics.cases else 2
 
     @property
     def verdict(self) -> str:
         """Number of problems, such as ``1 error, 2 hints``."""
-        counts = [count(self.count(s), s) for s in SEVERITIES.values() if self.count(s)]
-        return ", ".join(counts) if counts else "no problems"
+        counts = Counter(problem.severity for problem in self.problems)
+        return ", ".join(count(number, severity) for severity, number in counts.items()) or "no problems"
 
     @property
     def folder(self) -> Path:
@@ -74,10 +77,7 @@ class CheckResult:
     def groups(self) -> Iterator[tuple[str, list[Problem]]]:
         """Problems by code, errors first; within a code, those with the same remedy are neighbours."""
         for code, same in groupby(self.problems, lambda problem: problem.code):
-            by_remedy: dict[str, list[Problem]] = {}
-            for problem in same:
-                by_remedy.setdefault(problem.remedy, []).append(self.relative(problem))
-            yield code, [problem for group in by_remedy.values() for problem in group]
+            yield code, sorted(map(self.relative, same), key=lambda problem: problem.remedy)
 
     @property
     def settings_file(self) -> str:
@@ -125,34 +125,35 @@ def check(
     ...     print(problem.code, Path(problem.file).name, problem.message)
     E301 a.npy expected 2×3 as its image a.npy, found 2×2
     """
+    settings = settings or FolderSettings()
     if isinstance(source, Cases):
         cases, path = source, Path(getattr(source, "root", source.title))
+    elif (path := Path(source)).suffix.lower() == ".npz" and path.is_file():
+        cases = Arrays(path, settings.classes or 2, settings.title, settings.intensity, settings.void)
     else:
-        cases, path = _open(Path(source), settings or FolderSettings(), quiet), Path(source)
+        cases = Folder(path, settings, quiet=quiet, strict=False)
     statistics = Statistics(cases.classes, cases.evaluated, len(cases))
     result = CheckResult(path, cases, statistics)
     found: list[Problem] = []
-    for index in progress(range(len(cases)), len(cases), "checking", quiet):
+    splits = cases.declared or [None] * len(cases)
+    for index, split in enumerate(progress(splits, len(cases), "checking", quiet)):
         case, problems = read(cases, index)
         found += problems
-        if case is None:
-            result.unread += 1
-        else:
-            statistics.add(case, cases.declared[index] if cases.declared else None)
+        if case is not None:
+            statistics.add(case, split)
+    result.unread = len(cases) - len(statistics.cases)
     found = one_per_file(found)
     if isinstance(cases, Folder):
         result.labels = _labels_text(cases)
         found = [*cases.problems, *incomplete_readers(cases), *found]
         if cases.seen is not None and any(problem.code == "E307" for problem in found):
-            table = cases.seen.colour_table()
-            result.suggestion = {"colours": table} if table else {}
+            result.suggestion |= {"colours": table} if (table := cases.seen.colour_table()) else {}
     if statistics.cases:
         broken = {problem.file for problem in found if problem.severity == "error"}
         found += problems_of_all(statistics, cases, broken)
         if isinstance(cases, Folder):
             found += advice(statistics, cases, result.suggestion)
-    severities = list(SEVERITIES)
-    result.problems = sorted(dict.fromkeys(found), key=lambda p: (severities.index(p.code[0]), p.code))
+    result.problems = sorted(dict.fromkeys(found), key=lambda p: ("EWH".index(p.code[0]), p.code))
     return result
 
 
@@ -166,12 +167,6 @@ def read(cases: Cases, index: int) -> tuple[Case | None, list[Problem]]:
         return None, [error.problem]
     except DataError as error:
         return None, [Problem("E201", cases.names[index], str(error))]
-
-
-def _open(path: Path, settings: FolderSettings, quiet: bool) -> Cases:
-    if path.suffix.lower() == ".npz" and path.is_file():
-        return Arrays(path, settings.classes or 2, settings.title, settings.intensity, settings.void)
-    return Folder(path, settings, quiet=quiet, strict=False)
 
 
 def _labels_text(folder: Folder) -> str:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 import numpy as np
 
 from ambiseg._util.progress import progress
-from ambiseg._util.text import count, percent, shape_text
 from ambiseg.data.case import Cases
 from ambiseg.data.check.check import CheckResult, read
 from ambiseg.data.check.statistics import CaseSummary
-from ambiseg.data.check.text import CLASS_HEAD, READER_HEAD, class_rows, number, overview, reader_rows
+from ambiseg.data.check.text import CLASS_HEAD, READER_HEAD, class_rows, overview, reader_rows
 from ambiseg.data.sets.folder.cases import Folder
-from ambiseg.io.errors import KINDS, Problem
-from ambiseg.viz.drawing import data_uri, differences, heat_gradient, outlines, reader_colours
+from ambiseg.viz.colours import HEAT, reader_colours
+from ambiseg.viz.page import render
+from ambiseg.viz.pictures import data_uri, differences, outlines, over, photograph
 
 Shown = list[tuple[CaseSummary, str]]  # cases to draw, each with the line of a problem or ""
 _MOST, _LEAST, _WRONG = 8, 4, 12  # pictures of each kind
@@ -27,16 +26,12 @@ def page(result: CheckResult, quiet: bool = False) -> str:
     statistics, cases = result.statistics, result.cases
     assert cases is not None
     colours = reader_colours(sorted(statistics.by_reader))
-    galleries = _galleries(result, cases) if statistics.cases else []
-    shown = [pair for _, _, pairs in galleries for pair in pairs]
-    number_of = {name: index for index, name in enumerate(cases.names)}
-    drawn = progress(shown, len(shown), "drawing", quiet)
-    figures = iter([_figure(cases, number_of[case.name], case, problem, colours) for case, problem in drawn])
-    return _render(
+    galleries = _galleries(result, cases)
+    shown = dict.fromkeys(case for *_, pairs in galleries for case, _ in pairs)
+    return render(
+        "ambiseg.data.check",
         "check.html",
         result=result,
-        kinds=KINDS,
-        tone="error" if result.count("error") else "warning" if result.count("warning") else "fine",
         suggestion=json.dumps(result.suggestion, ensure_ascii=False, indent=2) if result.suggestion else "",
         statistics=statistics,
         overview=overview(result) if statistics.cases else [],
@@ -45,43 +40,25 @@ def page(result: CheckResult, quiet: bool = False) -> str:
             ("Readers", 0, READER_HEAD, reader_rows(statistics)),
         ],
         histogram=np.histogram([case.iou for case in statistics.shared], bins=20, range=(0, 1))[0].tolist(),
-        iou=number(statistics.iou),
         colours=colours,
-        heat=heat_gradient(),
-        galleries=[(title, text, [next(figures) for _ in pairs]) for title, text, pairs in galleries],
+        heat=HEAT[1:],
+        galleries=galleries,
+        pictures={case: _pictures(cases, case, colours) for case in progress(shown, len(shown), "drawing", quiet)},
     )
-
-
-def _render(template: str, **values: Any) -> str:
-    """Fill a template of this package; all values are escaped."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("ambiseg.data.check"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["count"] = count
-    return environment.get_template(template).render(values)
 
 
 def _galleries(result: CheckResult, cases: Cases) -> list[tuple[str, str, Shown]]:
-    """Title, text and cases of each gallery: with problems, most and least ambiguous."""
-    statistics, found = result.statistics, []
-    if wrong := _cases_with_problems(result, cases):
-        found += [("With problems", "Cases that can be drawn, with the problem that was found.", wrong)]
+    """Title, text and cases of each gallery: with problems, most and least ambiguous; or examples."""
+    statistics, wrong = result.statistics, _cases_with_problems(result, cases)
     order = [(case, "") for case in sorted(statistics.shared, key=lambda case: (case.iou, case.name))]
-    if order:
-        found += [("Most ambiguous", "The lowest mean IoU of their readers.", order[:_MOST])]
-        if least := order[_MOST:][-_LEAST:][::-1]:
-            found += [("Least ambiguous", "The highest mean IoU of their readers.", least)]
-    elif not wrong:
-        examples = statistics.cases[:: max(1, len(statistics.cases) // _MOST)][:_MOST]
-        found += [("Examples", "One reader per image.", [(case, "") for case in examples])]
-    return found
+    every = max(1, len(statistics.cases) // _MOST)
+    examples = [] if order or wrong else [(case, "") for case in statistics.cases[::every][:_MOST]]
+    return [
+        ("With problems", "Cases that can be drawn, with the problem that was found.", wrong),
+        ("Most ambiguous", "The lowest mean IoU of their readers.", order[:_MOST]),
+        ("Least ambiguous", "The highest mean IoU of their readers.", order[_MOST:][-_LEAST:][::-1]),
+        ("Examples", "One reader per image.", examples),
+    ]
 
 
 def _cases_with_problems(result: CheckResult, cases: Cases) -> Shown:
@@ -89,26 +66,21 @@ def _cases_with_problems(result: CheckResult, cases: Cases) -> Shown:
     if not isinstance(cases, Folder):
         return []
     summaries = {case.name: case for case in result.statistics.cases}
-    by_file: dict[str, Problem] = {p.file: p for p in reversed(result.problems) if p.severity != "hint"}
+    lines = {p.file: result.relative(p).line for p in reversed(result.problems) if p.severity != "hint"}
     found = []
     for index, name in enumerate(cases.names):
         files = (str(cases.file_of(index, reader)) for reader in (None, *cases.readers_of(index)))
-        problem = next((by_file[file] for file in files if file in by_file), None)
-        if problem is not None and name in summaries:
-            found.append((summaries[name], result.relative(problem).line))
+        line = next((lines[file] for file in files if file in lines), "")
+        found += [(summaries[name], line)] if line and name in summaries else []
     return found[:_WRONG]
 
 
-def _figure(cases: Cases, index: int, summary: CaseSummary, problem: str, colours: dict[str, str]) -> dict[str, Any]:
-    """Pictures and caption of one case; no pictures if it can no longer be read."""
-    case, _ = read(cases, index)
+def _pictures(cases: Cases, summary: CaseSummary, colours: dict[str, str]) -> list[str]:
+    """The image with its readers' outlines, and where several readers differ; none if it can no longer be read."""
+    case, _ = read(cases, cases.names.index(summary.name))
     if case is None:
-        return {"pictures": []}
-    readers, differing = count(len(case.readers), "reader"), percent(summary.differing)
-    pictures = [(f"{case.name}: the image with the outlines of {readers}", data_uri(outlines(case, colours)))]
-    about = f"{readers}, {shape_text(summary.size)}"
+        return []
+    pictures = [over(photograph(case.image), outlines(case.labels, [colours[reader] for reader in case.readers]))]
     if math.isfinite(summary.iou):
-        about += f", IoU {number(summary.iou)}, {differing} of pixels differ"
-        alt = f"{case.name}: where the readers differ, {differing} of the pixels"
-        pictures.append((alt, data_uri(differences(case))))
-    return {"pictures": pictures, "name": case.name, "about": about, "problem": problem}
+        pictures.append(differences(case.image, case.table, case.regions, case.void))
+    return [data_uri(picture) for picture in pictures]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 
 from ambiseg._util.tables import table
 from ambiseg._util.text import count, percent, shape_text, some
 from ambiseg.data.check.check import CheckResult
 from ambiseg.data.check.statistics import Statistics
-from ambiseg.io.errors import KINDS
+from ambiseg.viz.page import number
 
 _PROBLEMS, _READERS = 5, 20  # lines that the terminal shows of one kind of problem, and of readers
 _COLOURS = {"error": "bold red", "warning": "yellow", "hint": "cyan"}
@@ -49,28 +48,17 @@ def overview(result: CheckResult) -> list[tuple[str, str]]:
 
 def class_rows(statistics: Statistics) -> list[tuple[str, ...]]:
     """Id, name, share of pixels, masks and images with the class."""
-    rows = zip(statistics.classes, statistics.by_class, statistics.class_shares(), strict=True)
-    return [
-        (
-            str(c),
-            name + " (not evaluated)" * (c not in statistics.evaluated),
-            percent(share),
-            f"{counts.masks:,}",
-            f"{counts.images:,}",
-        )
-        for c, (name, counts, share) in enumerate(rows)
-    ]
+    rows, shares = [], statistics.class_shares()
+    for c, (name, counts) in enumerate(zip(statistics.classes, statistics.by_class, strict=True)):
+        note = " (not evaluated)" * (c not in statistics.evaluated)
+        rows.append((str(c), name + note, percent(shares[c]), f"{counts.masks:,}", f"{counts.images:,}"))
+    return rows
 
 
 def reader_rows(statistics: Statistics) -> list[tuple[str, ...]]:
     """Name, images, share of empty masks, mean IoU with the others."""
     readers = sorted(statistics.by_reader.items())
     return [(name, f"{r.images:,}", percent(r.empty / r.images), number(r.mean_iou)) for name, r in readers]
-
-
-def number(value: float) -> str:
-    """Three decimals, or a dash where there is no number."""
-    return f"{value:.3f}" if math.isfinite(value) else "—"
 
 
 def print_lines(result: CheckResult) -> None:
@@ -106,7 +94,7 @@ def print_result(result: CheckResult) -> None:
         line("")
     for code, problems in result.groups():
         severity, shown = problems[0].severity, problems[:_PROBLEMS]
-        console.print(Text.assemble((f"{severity} {code}", _COLOURS[severity]), f" {KINDS[code].name}"))
+        console.print(Text.assemble((f"{severity} {code}", _COLOURS[severity]), f" {problems[0].name}"))
         for problem, after in zip(shown, [*shown[1:], None], strict=True):
             line(f"  {problem.line}")
             if after is None and len(problems) > _PROBLEMS:
@@ -119,5 +107,5 @@ def print_result(result: CheckResult) -> None:
     if result.suggestion:
         line("\nambiseg.json could say", "bold")
         line(json.dumps(result.suggestion, ensure_ascii=False))
-    style = "bold red" if result.count("error") else "yellow" if result.count("warning") else "green"
-    line(("\n" if result.problems else "") + result.verdict, style)
+    style = _COLOURS[result.worst] if result.worst in ("error", "warning") else "green"
+    line("\n" * bool(result.problems) + result.verdict, style)
