@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ambiseg._util.errors import DataError
 from ambiseg.cli import lidc
+from ambiseg.data.sets import RELEASED_SPLIT
 
 if TYPE_CHECKING:
     from ambiseg.data.case import Cases
@@ -37,7 +38,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     )
     actions = data.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def command(name: str, run, help: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
+    def command(name: str, run: Any, help: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
         made = actions.add_parser(name, help=help, description=description, epilog=epilog, formatter_class=formatter)
         made.set_defaults(run=run)
         return made
@@ -59,9 +60,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     check.add_argument("--labels", choices=("auto", "ids", "binary"), help="what the numbers in masks mean")
     check.add_argument("--slices", choices=("all", "marked"), help="which slices of a volume are cases")
     check.add_argument("--html", metavar="FILE", help="also write a page with pictures")
-    check.add_argument(
-        "--json", metavar="FILE", help="also write all numbers and problems as JSON; - prints them, and nothing else"
-    )
+    check.add_argument("--json", metavar="FILE", help="also write everything as JSON; - prints it, and nothing else")
     check.add_argument("--quiet", action="store_true", help="one line per error and warning, and no progress")
 
     split = command(
@@ -73,23 +72,20 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     )
     _add_source(split)
     split.add_argument("--out", metavar="FILE", required=True, help="the file to write")
-    split.add_argument(
-        "--fractions",
-        nargs="+",
-        metavar="PART=SHARE",
-        default=["train=0.7", "val=0.1", "test=0.2"],
-        help="shares of the patients; they sum to 1 (default: train=0.7 val=0.1 test=0.2)",
-    )
+    shares = ["train=0.7", "val=0.1", "test=0.2"]
+    meaning = f"shares of the patients; they sum to 1 (default: {' '.join(shares)})"
+    split.add_argument("--fractions", nargs="+", metavar="PART=SHARE", default=shares, help=meaning)
     split.add_argument("--seed", type=int, default=0, help="another seed gives another split (default: 0)")
     split.add_argument("--declared", action="store_true", help="take the split that the data's owner gave")
-    split.add_argument("--mose", action="store_true", help="for LIDC: the split by series that the paper's code makes")
+    released = ("--released", f"--{RELEASED_SPLIT}")  # the second is the former name
+    split.add_argument(*released, action="store_true", help="for LIDC: the split by series that the paper's code makes")
     split.add_argument("--extend", metavar="FILE", help="a frozen split to keep and to add new cases to")
 
-    prepare = actions.add_parser(
+    prepare = command(
         "prepare",
-        help="convert a public data set to a store",
-        description="Convert a public data set, as it was downloaded, to a memory-mapped store.",
-        formatter_class=formatter,
+        None,
+        "convert a public data set to a store",
+        "Convert a public data set, as it was downloaded, to a memory-mapped store.",
     )
     lidc.add(prepare.add_subparsers(title="data sets", metavar="NAME", required=True), formatter)
 
@@ -140,7 +136,7 @@ def _check(arguments: argparse.Namespace) -> int:
     from ambiseg.io.errors import FileError
     from ambiseg.settings import validate
 
-    path, quiet, only_json = Path(arguments.path), arguments.quiet, arguments.json == "-"
+    path, quiet, print_json = Path(arguments.path), arguments.quiet, arguments.json == "-"
     targets = [Path(file) for file in (arguments.html, arguments.json) if file not in (None, "-")]
     for target in targets:  # before everything is read
         if not target.resolve().parent.is_dir():
@@ -158,17 +154,16 @@ def _check(arguments: argparse.Namespace) -> int:
         result = CheckResult(path, problems=[error.problem])
         print(f"ambiseg: {error} ({error.problem.remedy})", file=sys.stderr)
     if arguments.json is not None:
-        text = json.dumps(result.as_dict(), indent=2, ensure_ascii=False) + "\n"
-        print(text, end="") if only_json else write_text(arguments.json, text)
+        text = json.dumps(result.as_dict(), indent=2, ensure_ascii=False)
+        print(text) if print_json else write_text(arguments.json, text + "\n")
     if result.cases is None:
         return result.exit_code
-    if not only_json:
+    if not print_json:
         (print_lines if quiet else print_result)(result)
     if arguments.html is not None:
         write_text(arguments.html, page(result, quiet))
-    if not quiet and not only_json:
-        for target in targets:
-            print(f"written: {target}")
+    for target in () if quiet or print_json else targets:
+        print(f"written: {target}")
     return result.exit_code
 
 
@@ -186,7 +181,7 @@ def _split(arguments: argparse.Namespace) -> int:
     with reporting("reading", arguments.quiet) as progress:
         if arguments.extend:
             split = Split.load(arguments.extend).extended(cases, progress)
-        elif arguments.mose:
+        elif arguments.released:
             from ambiseg.data.sets.lidc.released import released_split
 
             split = released_split(cases, progress)
@@ -199,10 +194,8 @@ def _split(arguments: argparse.Namespace) -> int:
         check_leakage(cases, split, progress=progress)
     split.save(arguments.out)
     if not arguments.quiet:
-        rows = []
-        for part in split.parts:
-            chosen = split.indices(cases, part)
-            rows.append((part, f"{len({cases.patients[i] for i in chosen}):,}", f"{len(chosen):,}"))
+        chosen = {part: split.indices(cases, part) for part in split.parts}
+        rows = [(part, f"{len({cases.patients[i] for i in of}):,}", f"{len(of):,}") for part, of in chosen.items()]
         console = Console(highlight=False, soft_wrap=True)
         console.print(table(("part", "patients", "cases"), rows))
         console.print(f"{split.rule}; fingerprint {split.fingerprint}")

@@ -89,7 +89,8 @@ def _sorted(folder: Path, headers: list[Any]) -> tuple[list[Any], tuple[Problem,
         found = f"{len(series)}: {some(sorted(series.values()))}"
         raise FileError.of("E204", folder, f"expected the slices of one series, found {found}")
     if all("ImagePositionPatient" in h and "ImageOrientationPatient" in h for h in headers):
-        normal = np.cross(*np.array(headers[0].ImageOrientationPatient, float).reshape(2, 3))
+        across, down = np.array(headers[0].ImageOrientationPatient, float).reshape(2, 3)
+        normal = np.cross(across, down)
         places = np.array([normal @ np.array(h.ImagePositionPatient, float) for h in headers])
     elif all(h.get("InstanceNumber") is not None for h in headers):
         places = np.array([float(h.InstanceNumber) for h in headers])

@@ -80,7 +80,7 @@ def _pictures(cases: Cases, summary: CaseSummary, colours: dict[str, str]) -> li
     case, _ = read(cases, cases.names.index(summary.name))
     if case is None:
         return []
-    pictures = [over(photograph(case.image), outlines(case.labels, [colours[reader] for reader in case.readers]))]
+    pictures = [over(photograph(case.image), outlines([*case.labels], [colours[reader] for reader in case.readers]))]
     if math.isfinite(summary.iou):
         pictures.append(differences(case.image, case.table, case.regions, case.void))
     return [data_uri(picture) for picture in pictures]
