@@ -130,8 +130,7 @@ def _check(arguments: argparse.Namespace) -> int:
     """0 if the data can be used, 1 if there are errors, 2 if nothing can be read."""
     from ambiseg._util.files import write_text
     from ambiseg.data.check.check import CheckResult, check
-    from ambiseg.data.check.page import page
-    from ambiseg.data.check.text import print_lines, print_result
+    from ambiseg.data.check.output import page, print_lines, print_result
     from ambiseg.data.sets.folder.settings import FolderSettings
     from ambiseg.io.errors import FileError
     from ambiseg.settings import validate
