@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,23 +40,19 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     )
     actions = data.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def command(name: str, run: Any, help: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
-        made = actions.add_parser(name, help=help, description=description, epilog=epilog, formatter_class=formatter)
+    def command(run: Callable[..., int], help: str) -> argparse.ArgumentParser:
+        """Named after the function that runs it, whose docstring is its description."""
+        name, description = run.__name__.strip("_"), inspect.getdoc(run)
+        made = actions.add_parser(name, help=help, description=description, formatter_class=formatter)
         made.set_defaults(run=run)
         return made
 
-    command("list", _list, "the data sets by name", "The data sets that `--data.name` knows.")
+    command(_list, "the data sets by name")
 
-    check = command(
-        "check",
-        _check,
-        "read a folder of your own and report every problem",
-        "Read every image and every mask, and print what is there and every problem with its file.\n"
-        "Exit code: 0 if the data can be used, 1 if there are errors, 2 if nothing can be read.",
-        "PATH is a folder with images/ and masks/<reader>/, or a manifest (.csv, .json).\n"
-        "Settings given here override those in the folder's ambiseg.json.",
-    )
-    check.add_argument("path", metavar="PATH", help="the folder or the manifest")
+    check = command(_check, "read a folder of your own and report every problem")
+    check.epilog = "Settings given here override those in the folder's ambiseg.json."
+    meaning = "a folder with images/ and masks/<reader>/, or a manifest (.csv, .json)"
+    check.add_argument("path", metavar="PATH", help=meaning)
     check.add_argument("--classes", nargs="+", metavar="NAME", help="names of the class ids 0, 1 …, or their number")
     check.add_argument("--void", type=int, metavar="ID", help="the value of pixels in masks that count nowhere")
     check.add_argument("--labels", choices=("auto", "ids", "binary"), help="what the numbers in masks mean")
@@ -63,13 +61,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     check.add_argument("--json", metavar="FILE", help="also write everything as JSON; - prints it, and nothing else")
     check.add_argument("--quiet", action="store_true", help="one line per error and warning, and no progress")
 
-    split = command(
-        "split",
-        _split,
-        "divide a data set by patient and freeze the result",
-        "Divide a data set by patient, check that no patient and no picture is in two parts, and write the result\n"
-        "to a file. The part of a patient depends on that patient alone: adding data later moves nobody.",
-    )
+    split = command(_split, "divide a data set by patient and freeze the result")
     _add_source(split)
     split.add_argument("--out", metavar="FILE", required=True, help="the file to write")
     shares = ["train=0.7", "val=0.1", "test=0.2"]
@@ -81,20 +73,12 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     split.add_argument(*released, action="store_true", help="for LIDC: the split by series that the paper's code makes")
     split.add_argument("--extend", metavar="FILE", help="a frozen split to keep and to add new cases to")
 
-    prepare = command(
-        "prepare",
-        None,
-        "convert a public data set to a store",
-        "Convert a public data set, as it was downloaded, to a memory-mapped store.",
-    )
+    text = "Convert a public data set, as it was downloaded, to a memory-mapped store."
+    prepare = actions.add_parser("prepare", help="convert a public data set to a store", description=text)
+    prepare.formatter_class = formatter
     lidc.add(prepare.add_subparsers(title="data sets", metavar="NAME", required=True), formatter)
 
-    export = command(
-        "export",
-        _export,
-        "write a data set as a folder of files",
-        "Write a data set as a folder with images/ and masks/<reader>/, readable by `--data.name folder`.",
-    )
+    export = command(_export, "write a data set as a folder of files")
     _add_source(export)
     export.add_argument("--out", metavar="DIR", required=True, help="the folder to write; it must not exist yet")
     export.add_argument("--count", type=int, metavar="N", help="only N cases, spread evenly over the data")
@@ -108,6 +92,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    """The data sets that `--data.name` knows."""
     from rich.console import Console
 
     from ambiseg._util.tables import table
@@ -127,7 +112,8 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    """0 if the data can be used, 1 if there are errors, 2 if nothing can be read."""
+    """Read every image and every mask, and print what is there and every problem with its file.
+    Exit code: 0 if the data can be used, 1 if there are errors, 2 if nothing can be read."""
     from ambiseg._util.files import write_text
     from ambiseg.data.check.check import CheckResult, check
     from ambiseg.data.check.output import page, print_lines, print_result
@@ -170,6 +156,8 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _split(arguments: argparse.Namespace) -> int:
+    """Divide a data set by patient, check that no patient and no picture is in two parts, and write the result
+    to a file. The part of a patient depends on that patient alone: adding data later moves nobody."""
     from rich.console import Console
 
     from ambiseg._util.progress import reporting
@@ -203,6 +191,7 @@ def _split(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    """Write a data set as a folder with images/ and masks/<reader>/, readable by `--data.name folder`."""
     from ambiseg._util.progress import reporting
     from ambiseg.data.export import export
 

@@ -32,7 +32,7 @@ def open_nifti(path: Path, options: ReadOptions) -> Source:
         fix = "save one label map of three axes for each reader" if options.mask else "save one volume per file"
         raise FileError.of("E201", path, f"expected {wanted}, found shape {shape_text(image.shape)}", fix)
     orientation = io_orientation(image.affine)
-    if options.like is not None and options.like.affine is not None and options.geometry:
+    if options.like is not None and options.like.affine is not None:
         turn = ornt_transform(orientation, io_orientation(options.like.affine))
     else:
         turn = _turn_for_viewing(orientation, 2 if flat else options.axis)

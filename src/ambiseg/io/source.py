@@ -66,8 +66,7 @@ class ReadOptions:
         coloured: colours of a mask are mapped to classes, so its palette is applied.
         axes: of NumPy arrays, such as ``"HWC"``; ``None``: ``HW`` or ``DHW``.
         axis: along which a NIfTI volume is cut into slices.
-        like: the image of a mask, into whose voxel order the mask is turned.
-        geometry: ``False`` ignores ``like``.
+        like: the image of a mask, into whose voxel order the mask is turned; ``None``: it is turned as an image is.
     """
 
     mask: bool = False
@@ -75,7 +74,6 @@ class ReadOptions:
     axes: str | None = None
     axis: int = 2
     like: Source | None = None
-    geometry: bool = True
 
     @property
     def applies_palette(self) -> bool:
