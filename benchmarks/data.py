@@ -29,7 +29,8 @@ def main() -> None:
     print("data: loading and augmenting")
     source = Nodules(size=96)
     source.names, source.patients = source.names[:CASES], source.patients[:CASES]  # enough to measure on
-    store = Store.build(source, tempfile.mkdtemp())
+    folder = tempfile.TemporaryDirectory()
+    store = Store.build(source, folder.name)
     specs = list(BatchSampler(range(CASES), BATCH, shuffle=True))
     rows, shares = [], []
     step = _step_seconds(store)

@@ -48,6 +48,11 @@ def test_colour_void_and_intensity(tmp_path):
     assert cases.names[0] == "case-0"
 
 
+def test_an_intensity_that_is_wrong_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"^intensity\.lo: no such setting; did you mean low\?$"):
+        Arrays(write(tmp_path / "d.npz"), intensity={"lo": 0})
+
+
 def test_state_changes_with_the_file(tmp_path):
     path = write(tmp_path / "d.npz")
     before = Arrays(path).state()

@@ -97,7 +97,7 @@ def made_dir(tmp_path: Path) -> Path:
 
 
 def test_volumes_are_decoded_once(tmp_path, cache, monkeypatch):
-    from ambiseg.data.sets.folder import cases
+    from ambiseg.data.sets.folder import reading
 
     rng = np.random.default_rng(0)
     for name in ("a", "b", "c"):
@@ -110,8 +110,8 @@ def test_volumes_are_decoded_once(tmp_path, cache, monkeypatch):
         opened.append(path)
         return open_source(path, options)
 
-    open_source = cases.open_source
-    monkeypatch.setattr(cases, "open_source", opening)
+    open_source = reading.open_source
+    monkeypatch.setattr(reading, "open_source", opening)
     store = open_cached(Folder(tmp_path / "data"))
     assert len(store) == 15
     assert sorted(opened) == sorted((tmp_path / "data").rglob("*.nii.gz"))

@@ -156,7 +156,7 @@ def test_json_is_yaml(tmp_path):
         ("--model.samples=0", "--model.samples: expected at least 1, found 0"),
         ("--model.capacity=0.01", "--model.capacity: expected at least 1/16, so that all annotations fit, found 0.01"),
         ("--data.augment.scale=[2, 1]", "--data.augment.scale: expected 0 < smallest ≤ largest, found 2 and 1"),
-        ("--data.intensity={low: 3, high: 1}", "--data.intensity: expected low < high, found 3 and 1"),
+        ("--data.intensity={low: 3, high: 1}", "--data.intensity.low: expected low < high, found 3 and 1"),
         ("--data.name=nodule", "--data.name: expected one of nodules, "),
         ("--data.batch_size=0", "--data.batch_size: expected at least 1, found 0"),
         ("--data.augment.rotate=9", "--data.size: expected a window, which rotate and scale of data.augment need, "),

@@ -22,7 +22,6 @@ from ambiseg.data.store import Store
 from ambiseg.masks import MaskDistribution
 from ambiseg.methods.mose.model import MoSE
 from ambiseg.overlap import ce_cost
-from ambiseg.regions import partition
 from tests.cases import Listed, random_cases
 
 TABLE = {"class 1": ("one", "1/4"), "class 2": ("two", 0.5), 3: ("class 0", "2/5")}
@@ -125,12 +124,10 @@ def test_batches_of_unequal_numbers_of_modes():
     )
     generators = [torch.Generator().manual_seed(1) for _ in range(2)]
     settings: dict[str, Any] = {"capacity": 1 / 8, "annealing": 0.5, "group_threshold": 0.9}
-    lazy = model.loss(batch.images, annotations, regions=batch.annotations.regions, generator=generators[0], **settings)
+    lazy = model.loss(batch.images, annotations, generator=generators[0], **settings)
     assert "labels" not in vars(annotations)  # no mode was written out
     written = MaskDistribution(annotations.labels, annotations.weights, annotations.valid)
-    full = model.loss(
-        batch.images, written, regions=partition(written, len(cases.classes)), generator=generators[1], **settings
-    )
+    full = model.loss(batch.images, written, generator=generators[1], **settings)
     assert lazy["total"].item() == pytest.approx(full["total"].item(), rel=1e-4)
     torch.testing.assert_close(annotations.marginal_probs(8), written.marginal_probs(8))
     assert annotations[0].labels.shape == (1, *annotations.labels.shape[1:])
@@ -200,9 +197,7 @@ def test_classes_may_weigh_differently():
     options: dict[str, Any] = {"in_channels": 2, "classes": C, "backbone": "unet-light", "cost": "ce"}
     model = MoSE(**options, class_weights=weights.tolist())
     assert "class_weights" not in model.state_dict()
-    loss = [
-        m.loss(batch.images, annotations, regions=batch.annotations.regions)["total"] for m in (model, MoSE(**options))
-    ]
+    loss = [m.loss(batch.images, annotations)["total"] for m in (model, MoSE(**options))]
     assert all(value.isfinite() for value in loss)
     for wrong in ({"class_weights": [1.0]}, {"class_weights": [0.0] * C}, {"class_weights": [1.0] * C, "cost": "iou"}):
         with pytest.raises(ValueError, match="class_weights: expected"):

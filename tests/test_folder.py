@@ -83,7 +83,7 @@ def test_splits_in_folders(tmp_path):
 
 def test_nothing_is_decoded_to_list_a_folder(tmp_path, monkeypatch):
     make(tmp_path)
-    monkeypatch.setattr("ambiseg.data.sets.folder.cases.open_source", lambda *_: pytest.fail("a file was opened"))
+    monkeypatch.setattr("ambiseg.data.sets.folder.reading.open_source", lambda *_: pytest.fail("a file was opened"))
     assert len(Folder(tmp_path)) == 3
 
 

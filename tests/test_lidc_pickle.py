@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from ambiseg.data.sets.lidc import prepare
+from ambiseg.data.sets.lidc import prepare, safe_pickle
 from tests import lidc_fakes as fakes
 from tests.lidc_fakes import SERIES, assert_holds, crops, refused
 
@@ -135,3 +135,40 @@ def test_pickles_of_something_else_are_named(tmp_path, change, message):
     assert found.startswith(f"{tmp_path / 'data_lidc.pickle'}: case 'fake00_slice1': ")
     assert re.search(message, found), found
     assert "expected a dictionary of cases, found a list" in refused(fakes.write_pickle(tmp_path / "b.pkl", [1], 4))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x80\x04})" + b"\x85" * 100_000 + b"Ns.", "a key that is neither a text nor a number"),
+        (b"\x80\x04()" + b"\x85" * 100_000 + b"Nd.", "a key that is neither a text nor a number"),
+        (b"\x80\x02ccollections\nOrderedDict\n]])aNaa\x85R.", "a key that is neither a text nor a number"),
+        (b"\x80\x02\x8b\xff\xff\xff\x7f" + b"x" * 99, "more than a data set has"),  # a number of 2 GB
+        (b"\x80\x04\x8f.", "an opcode that plain values do not need"),  # a set
+        (b"\x80\x02\x82\x01.", "an opcode that plain values do not need"),  # an extension's class
+        (b"\x80\x02]}b.", "a state of its own"),
+        (b"\x80\x02cnumpy\ndtype\nX\x01\x00\x00\x00OK\x00K\x01\x87R.", "an array of object"),
+        (b"\x80\x02K\x01)R.", "a call of something that is not a function"),
+    ],
+)
+def test_values_that_no_data_set_has_are_refused(tmp_path, content, message):
+    path = tmp_path / "data_lidc.pickle"
+    path.write_bytes(content)
+    assert re.search(
+        rf"expected a pickle of NumPy arrays, found that byte [\d,]+ makes no sense .*{message}", refused(path)
+    )
+
+
+def test_a_pickle_of_too_many_objects_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(safe_pickle, "_MOST", 1000)
+    path = fakes.write_pickle(tmp_path / "data_lidc.pickle", crops(12), 4)
+    assert "more than a data set has" in refused(path)
+
+
+def test_pixels_stay_in_the_file(tmp_path):
+    data = crops(12, size=64)
+    for protocol in range(6):
+        found = safe_pickle.index(fakes.write_pickle(tmp_path / "data_lidc.pickle", data, protocol))
+        arrays = [array for case in found.values() for array in (case["image"], *case["masks"])]
+        assert len(arrays) == 60
+        assert all(isinstance(array.content, safe_pickle.Span) for array in arrays)

@@ -64,7 +64,7 @@ def test_csv_and_json_say_the_same(tmp_path):
         ),
         (
             "image,mask,patient\nimages/a.png,masks/Ann/a.png,1\nimages/a.png,masks/Bob/a.png,2\n",
-            "row 3: expected one patient an image, found '1' and '2'",
+            "row 3: expected one patient per image, found '1' and '2'",
         ),
         (
             "image,mask,split\nimages/a.png,masks/Ann/a.png,train\nimages/b.png,masks/Ann/b.png,\n",

@@ -54,7 +54,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     made.add_argument("--split", metavar="PART", help="train, val or test (default: test; for files: all)")
     made.add_argument("--samples", nargs="+", type=int, metavar="N", help="masks per image (default: 16)")
     made.add_argument("--form", nargs="+", metavar="FORM", help="standard, compact (default: all that the method has)")
-    made.add_argument("--protocol", metavar="NAME", help="how masks are scored (default: the run's; for files: mose)")
+    made.add_argument("--protocol", metavar="NAME", help="how masks are scored (default: the run's or a new run's)")
     made.add_argument("--which", choices=("best", "last"), help="which weights (default: best)")
     made.add_argument("--seed", type=int, metavar="S", help="seed of the draws (default: 0)")
     made.add_argument("--root", metavar="DIR", help="where the run's data are now")

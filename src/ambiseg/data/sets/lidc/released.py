@@ -42,7 +42,7 @@ def mose_split(series: Sequence[str]) -> dict[str, str]:
 
 def mose_parts(cases: Cases) -> list[str]:
     """The part of every case by :func:`mose_split`. A patient with two series in different parts stays whole, in the
-    part of the first series: the pickle that the split was made for has one series a patient."""
+    part of the first series: the pickle that the split was made for has one series per patient."""
     series = [cases.origin(i).get("series") for i in range(len(cases))]
     if None in series:
         name = cases.names[series.index(None)]

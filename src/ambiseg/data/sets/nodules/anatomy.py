@@ -1,7 +1,7 @@
 """What a simulated CT shows around a nodule: lung texture, vessels and airways, the chest wall, noise.
 
-Everything is a function of the place in mm, drawn from a generator of its own. So one scene can be looked at through
-any window and at any pixel spacing, and what is in it stays where it is.
+Everything is a function of the place in mm with random numbers of its own, so that one scene can be rendered in any
+window and at any pixel spacing.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import Generator
 
-_TILE = 512  # pixels of a periodic tile; windows into it are drawn anew for every use
-_FEATURE = 4  # tile pixels a feature: fine enough for linear interpolation
-_PIECES = 5  # straight pieces a vessel
+_TILE = 512  # pixels of a periodic tile; every use draws another window of it
+_FEATURE = 4  # tile pixels per feature: fine enough for linear interpolation
+_PIECES = 5  # straight pieces per vessel
 EXTENT = 50.0  # mm from the nodule to where vessels stop being drawn
 
 
@@ -50,7 +50,7 @@ def _tile(grainy: bool, turned: bool = False) -> np.ndarray:
 def texture(grid: Grid, rng: Generator, scale: float, stretch: float = 1.0, grainy: bool = False) -> np.ndarray:
     """``[H, W]`` noise of unit variance with features of ``scale`` mm, ``stretch`` times as wide as they are high.
 
-    It is a window into an endless pattern: at the same place in mm there is the same value, whatever the pixels are.
+    It is a window of a periodic pattern: the value at a place in mm does not depend on the pixels.
 
     >>> coarse, fine = (Grid(np.arange(n) / n, np.arange(n) / n, 1 / n) for n in (8, 16))
     >>> same = [texture(grid, np.random.default_rng(0), scale=2.0) for grid in (coarse, fine)]
@@ -73,7 +73,7 @@ def _interpolate(field: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np
     down, right = (rows - i).astype(np.float32)[:, None], (columns - j).astype(np.float32)
     above, below = (i % _TILE * _TILE)[:, None], ((i + 1) % _TILE * _TILE)[:, None]
     left, next_ = j % _TILE, (j + 1) % _TILE
-    upper, lower = field.take(above + left), field.take(below + left)  # flat places are found fastest
+    upper, lower = field.take(above + left), field.take(below + left)  # flat indices are the fastest
     upper += (field.take(above + next_) - upper) * right
     lower += (field.take(below + next_) - lower) * right
     upper += (lower - upper) * down
@@ -103,7 +103,7 @@ def occupancy(tubes: Tubes, grid: Grid, thickness: float) -> np.ndarray:
 
         2 · √(r² - ρ²) / cos φ,
 
-    of which the part within ±thickness/2 counts. So an oblique vessel fades where it leaves the slice. A tube that is
+    of which the part within ±thickness/2 counts. An oblique vessel fades where it leaves the slice. A tube that is
     thin for the pixels is drawn wider and fainter, with about the same sum over pixels.
 
     >>> grid = Grid(np.array([-2.0, 0.0, 2.0]), np.array([0.0]), 0.1)
@@ -117,7 +117,7 @@ def occupancy(tubes: Tubes, grid: Grid, thickness: float) -> np.ndarray:
     shown = np.zeros((len(grid.y), len(grid.x)), np.float32)
     half, widest = thickness / 2, np.maximum(tubes.radius[:, 0], tubes.radius[:, 1]) + grid.spacing
     seen = np.arange(len(widest))
-    # Few tubes come near the slice, so it is asked first and the other two sides are asked of few.
+    # Few tubes come near the slice, so depth is tested first and the other two axes only for the rest.
     for axis, first, last in ((2, -half, half), (0, grid.x[0], grid.x[-1]), (1, grid.y[0], grid.y[-1])):
         a, b, margin = tubes.start[seen, axis], tubes.end[seen, axis], widest[seen]
         seen = seen[(np.minimum(a, b) - margin < last) & (np.maximum(a, b) + margin > first)]
@@ -125,7 +125,7 @@ def occupancy(tubes: Tubes, grid: Grid, thickness: float) -> np.ndarray:
     start, run = tubes.start[seen], tubes.end[seen] - tubes.start[seen]
     level = np.hypot(run[:, 0], run[:, 1])
     rise = np.hypot(level, run[:, 2])
-    upright = level < 0.15 * rise  # a disc where it comes closest to the slice's middle; it has no foot to speak of
+    upright = level < 0.15 * rise  # drawn as a disc where it is closest to the middle of the slice
     closest = np.clip(-start[:, 2] / np.where(upright, run[:, 2], 1), 0, 1)
     start = np.where(upright[:, None], start + closest[:, None] * run, start)
     run[upright] = 0
@@ -159,7 +159,7 @@ def tree(rng: Generator, towards: np.ndarray, calibre: float) -> tuple[Tubes, Tu
 
         radius ∝ calibre · exp(-place · towards / 45 mm)
 
-    The block is 2 · :data:`EXTENT` wide and thick enough for the slice in its middle to have no edge.
+    The block is 2 · :data:`EXTENT` wide, and thicker than any vessel that reaches the slice in its middle.
     """
     count, length, generations = 84, 30.0, []
     start = (rng.random((count, 3)) - 0.5) * [2 * EXTENT, 2 * EXTENT, 34]

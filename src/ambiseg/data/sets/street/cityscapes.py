@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from ambiseg._util.errors import DataError
+from ambiseg.data.sets.files import check_partners
 from ambiseg.data.sets.street.flips import Flips, FlipTable
-from ambiseg.data.sets.street.frames import Frame, Frames, Ids
+from ambiseg.data.sets.street.labelled import ClassIds, LabelledImage, LabelledImages
 
 CLASSES = (
     *("road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign", "vegetation"),
@@ -17,7 +19,7 @@ CLASSES = (
 )
 """The 19 classes by train id."""
 LABEL_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
-"""Their numbers in ``_gtFine_labelIds.png``; the others, and 255 (licence plates), are void."""
+"""Their numbers in ``_gtFine_labelIds.png``; other numbers, and 255 (licence plates), are void."""
 FLIPS: FlipTable = {
     "sidewalk": ("sidewalk2", "8/17"),
     "person": ("person2", "7/17"),
@@ -29,12 +31,14 @@ VALIDATION = ("ulm", "darmstadt", "monchengladbach")
 """Cities of the official training set that validation is made on; the official validation set is the test set."""
 _IMAGE, _LABELS = "_leftImg8bit.png", "_gtFine_labelIds.png"
 
-_label_ids = Ids({i: LABEL_IDS.index(i) if i in LABEL_IDS else None for i in (*range(34), 255)})
-_train_ids = Ids({**{i: i for i in range(len(CLASSES))}, 255: None})
+_IDS = {
+    "train": ClassIds({**{i: i for i in range(len(CLASSES))}, 255: None}),
+    "label": ClassIds({i: LABEL_IDS.index(i) if i in LABEL_IDS else None for i in (*range(34), 255)}),
+}
 
 
 class Cityscapes(Flips):
-    """Cityscapes as it is downloaded, whose sidewalks, persons, cars, vegetation and roads flip, 32 modes a frame.
+    """Cityscapes as it is downloaded, whose sidewalks, persons, cars, vegetation and roads flip, 32 modes per frame.
 
         ROOT/leftImg8bit/train/aachen/aachen_000000_000019_leftImg8bit.png
         ROOT/gtFine/train/aachen/aachen_000000_000019_gtFine_labelIds.png
@@ -44,10 +48,10 @@ class Cityscapes(Flips):
 
     Args:
         root: the folder that holds ``leftImg8bit`` and ``gtFine``.
-        size: height and width that frames are brought to.
+        size: height and width of all frames.
         extra: a folder with another model's prediction of every frame, named after it (``aachen_000000_000019.png``,
             or with anything after another ``_``): ids as PNG or npy, or probabilities of the 19 classes as npy. They
-            join the picture as 19 channels.
+            are appended to the picture as 19 channels.
         extra_ids: the ids of those: ``train`` (0 to 18) or ``label`` (as in ``labelIds``).
         flips: {class: (new class, probability)} instead of the five of the paper.
         missing: ``skip`` leaves out frames that lack their picture, labels or prediction; else they are an error.
@@ -62,81 +66,63 @@ class Cityscapes(Flips):
         flips: FlipTable | None = None,
         missing: Literal["error", "skip"] = "error",
     ) -> None:
-        if extra_ids not in ("train", "label") or missing not in ("error", "skip"):
-            raise DataError(
-                f"cityscapes: expected extra_ids train or label and missing error or skip, "
-                f"found {extra_ids!r} and {missing!r}"
-            )
+        if extra_ids not in _IDS or missing not in ("error", "skip"):
+            expected = "extra_ids train or label and missing error or skip"
+            raise DataError(f"cityscapes: expected {expected}, found {extra_ids!r} and {missing!r}")
         if len(size) != 2 or min(size) < 1:
             raise DataError(f"cityscapes: expected size as height and width, found {size!r}")
-        skip = missing == "skip"
-        frames = _list(Path(root), skip)
+        frames = _list(Path(root), missing == "skip")
         if extra is not None:
-            frames = _with_extra(frames, Path(extra), skip)
+            frames = _with_extra(frames, Path(extra), missing == "skip")
         if not frames:
             raise DataError(f"{root}: expected at least one frame with all its files, found none")
-        read = Frames(
-            frames,
-            title="Cityscapes",
-            classes=CLASSES,
-            ids=_label_ids,
-            size=(size[0], size[1]),
-            extra_ids=None if extra is None else {"train": _train_ids, "label": _label_ids}[extra_ids],
+        read_as = None if extra is None else _IDS[extra_ids]
+        cases = LabelledImages(
+            frames, title="Cityscapes", classes=CLASSES, ids=_IDS["label"], size=size, extra_ids=read_as
         )
-        super().__init__(read, FLIPS if flips is None else flips, "Cityscapes, 32 modes" if flips is None else None)
+        super().__init__(cases, FLIPS if flips is None else flips)
 
 
-def _list(root: Path, skip: bool) -> list[Frame]:
+def _list(root: Path, skip: bool) -> list[LabelledImage]:
     """Every frame of the official training and validation sets, by name."""
     for folder in ("leftImg8bit", "gtFine"):
         if not (root / folder).is_dir():
             raise DataError(f"{root}: expected the folders leftImg8bit and gtFine, found no {folder}")
-    frames: list[Frame] = []
-    for part in ("train", "val"):
-        pictures = _files(root / "leftImg8bit" / part, _IMAGE)
-        labels = _files(root / "gtFine" / part, _LABELS)
-        if not skip:
-            _complete(pictures, labels, root / "gtFine" / part, _LABELS, root)
-            _complete(labels, pictures, root / "leftImg8bit" / part, _IMAGE, root)
-        for name in sorted(pictures.keys() & labels.keys()):
-            city = pictures[name].parent.name
-            given = "test" if part == "val" else "val" if city in VALIDATION else "train"
-            frames.append(Frame(name, name.rsplit("_", 1)[0], given, pictures[name], labels[name]))
+    frames = [frame for part in ("train", "val") for frame in _list_part(root, part, skip)]
     if not frames:
         raise DataError(f"{root}: expected frames in leftImg8bit/train or leftImg8bit/val, found none with labels")
     return frames
 
 
+def _list_part(root: Path, part: str, skip: bool) -> Iterator[LabelledImage]:
+    left, fine = root / "leftImg8bit" / part, root / "gtFine" / part
+    pictures, labels = _files(left, _IMAGE), _files(fine, _LABELS)
+    if not skip:
+        hint = " (missing=skip leaves such frames out)"
+        check_partners(pictures, labels, lambda name, path: fine / path.parent.name / f"{name}{_LABELS}", hint)
+        check_partners(labels, pictures, lambda name, path: left / path.parent.name / f"{name}{_IMAGE}", hint)
+    for name in sorted(pictures.keys() & labels.keys()):
+        city = pictures[name].parent.name
+        given = "test" if part == "val" else "val" if city in VALIDATION else "train"
+        yield LabelledImage(name, name.rsplit("_", 1)[0], given, pictures[name], labels[name])
+
+
 def _files(folder: Path, ending: str) -> dict[str, Path]:
     """``{frame: file}`` of all cities."""
-    return {path.name.removesuffix(ending): path for path in folder.glob(f"*/*{ending}")}
+    return {path.name.removesuffix(ending): path for path in sorted(folder.glob(f"*/*{ending}"))}
 
 
-def _complete(have: dict[str, Path], need: dict[str, Path], folder: Path, ending: str, root: Path) -> None:
-    if lacking := sorted(have.keys() - need.keys()):
-        first = have[lacking[0]]
-        more = f", and of {len(lacking) - 1:,} more frames" if len(lacking) > 1 else ""
-        wanted = folder / first.parent.name / f"{lacking[0]}{ending}"
-        raise DataError(
-            f"{wanted}: expected the file that belongs to {first.relative_to(root)}, found none{more} "
-            "(missing=skip leaves such frames out)"
-        )
-
-
-def _with_extra(frames: Sequence[Frame], folder: Path, skip: bool) -> list[Frame]:
+def _with_extra(frames: Sequence[LabelledImage], folder: Path, skip: bool) -> list[LabelledImage]:
+    """The frames with the files of their predictions."""
     if not folder.is_dir():
         raise DataError(f"{folder}: expected a folder of predictions, found none")
     found: dict[str, Path] = {}
     for path in sorted(folder.rglob("*")):
         if path.suffix in (".png", ".npy"):
-            name = "_".join(path.stem.split("_")[:3])  # city, sequence and number are what a frame is named by
+            name = "_".join(path.stem.split("_")[:3])  # a frame is named by city, sequence and number
             if name in found:
-                raise DataError(f"{path}: expected one prediction a frame, found {found[name].name} as well")
+                raise DataError(f"{path}: expected one prediction per frame, found {found[name].name} as well")
             found[name] = path
-    kept = []
-    for frame in frames:
-        if frame.name in found:
-            kept.append(Frame(**{**frame.__dict__, "extra": found[frame.name]}))
-        elif not skip:
-            raise DataError(f"{folder}: expected a prediction of {frame.name} as .png or .npy, found none")
-    return kept
+    if not skip and (lacking := [frame.name for frame in frames if frame.name not in found]):
+        raise DataError(f"{folder}: expected a prediction of {lacking[0]} as .png or .npy, found none")
+    return [replace(frame, extra=found[frame.name]) for frame in frames if frame.name in found]

@@ -19,21 +19,20 @@ FlipTable = Mapping[str | int, Sequence[str | int | float]]
 
 
 class Flips(Cases):
-    """Any data set of one class-id map an image, made ambiguous: n classes flip independently, which makes 2ⁿ modes.
+    """Any data set of one class-id map per image, made ambiguous: n classes flip independently, which makes 2ⁿ modes.
 
         P(mode) = ∏ over flips that happen p · ∏ over flips that do not (1 − p)
 
-    (Kohl et al. 2018; multimodal Cityscapes is this.) Modes stay implicit: a case has one map of regions, and its table
-    has one column for each mode, so that 32 modes take no more memory than one. A flip of a class that is not in
-    an image changes nothing there: modes that are equal are one, with the sum of their weights. Void regions stay
-    what they are, count nowhere, and make no mode.
+    (Kohl et al. 2018, as in multimodal Cityscapes.) A case has one map of regions, and its table has one column per
+    mode, so that 32 modes take no more memory than one. Modes that are equal, because a class is not in the image, are
+    joined to one with the sum of their weights. Void regions are never flipped.
 
     A mode is named after its flips, in the order of the table: 1 happened, 0 did not, - makes no difference here.
 
     Args:
         cases: the data; each case has one reader.
         table: {class: (new class, probability)}. A new class that has no id yet is appended to the classes.
-        title: what the data are; the title of ``cases`` with the number of modes unless given.
+        title: of the data; ``None``: the title of ``cases`` with the number of modes.
 
     >>> from ambiseg.data.sets.shapes import Shapes
     >>> import dataclasses
@@ -60,7 +59,7 @@ class Flips(Cases):
 
     def decode(self, start: int = 0) -> Iterator[Decoded]:
         for decoded in self.cases.decode(start):
-            found = digest("flips", decoded.digest, self._said())
+            found = digest("flips", decoded.digest, self._settings())
             yield replace(decoded, case=self._flipped(decoded.case), digest=found)
 
     def _flipped(self, case: Case) -> Case:
@@ -77,17 +76,16 @@ class Flips(Cases):
         return self.cases.about()
 
     def state(self) -> str:
-        return digest("flips", self.cases.state(), self._said())
+        return digest("flips", self.cases.state(), self._settings())
 
     def image_digest(self, index: int, case: Case | None = None) -> str:
         return self.cases.image_digest(index)
 
-    def digest(
-        self, index: int, case: Case | None = None
-    ) -> str:  # what is flipped and how, instead of hashing every mode's map
-        return digest("flips", self.cases.digest(index), self._said())
+    def digest(self, index: int, case: Case | None = None) -> str:
+        """A hash of the case without flips and of the flips, not of every mode's map."""
+        return digest("flips", self.cases.digest(index), self._settings())
 
-    def _said(self) -> str:
+    def _settings(self) -> str:
         return f"{self.title} {self.classes} {self.flips}"
 
 
@@ -96,9 +94,9 @@ class ModeTable:
     """The modes of one image, as far as they differ in it.
 
     Attributes:
-        table: ``[U, D]`` what each mode calls each region; mode 0 is the one without flips.
+        table: ``[U, D]`` class of each region in each mode; mode 0 is the one without flips.
         weights: ``[D]`` sum to 1.
-        names: D, one character a flip: 1 happened, 0 did not, - makes no difference here.
+        names: D, one character per flip: 1 happened, 0 did not, - makes no difference here.
         which: ``[2ⁿ]`` which of the D each combination of flips is, in the order of :func:`happening`.
     """
 
@@ -108,13 +106,13 @@ class ModeTable:
     which: np.ndarray
 
 
-def flip_modes(said: np.ndarray, counts: np.ndarray, flips: Sequence[Flip]) -> ModeTable:
-    """What every mode calls every region of one image; modes that are equal are one.
+def flip_modes(labels: np.ndarray, counts: np.ndarray, flips: Sequence[Flip]) -> ModeTable:
+    """The class of every region of one image in every mode; modes that are equal are joined.
 
     Args:
-        said: ``[U]`` class ids of the regions.
-        counts: ``[U]`` bool, False for void regions: they are the same in every mode and tell none apart.
-        flips: what may happen.
+        labels: ``[U]`` class ids of the regions.
+        counts: ``[U]`` bool, False for void regions, which are the same in every mode.
+        flips: which may happen.
 
     >>> modes = flip_modes(np.array([0, 1, 2]), np.ones(3, bool), [Flip(1, 3, 0.25), Flip(2, 4, 0.5), Flip(5, 6, 0.5)])
     >>> modes.table.tolist(), modes.weights.tolist()
@@ -123,15 +121,15 @@ def flip_modes(said: np.ndarray, counts: np.ndarray, flips: Sequence[Flip]) -> M
     (('00-', '01-', '10-', '11-'), [0, 0, 1, 1, 2, 2, 3, 3])
     """
     happens = happening(len(flips))
-    said = said.astype(smallest_unsigned(1 + max([*said.tolist(), *(flip.target for flip in flips)])))
-    table = np.repeat(said[:, None], len(happens), 1)
+    labels = labels.astype(smallest_unsigned(1 + max([*labels.tolist(), *(flip.target for flip in flips)])))
+    table = np.repeat(labels[:, None], len(happens), 1)
     here = np.zeros(len(flips), bool)
     for f, flip in enumerate(flips):
-        regions = counts & (said == flip.source)
+        regions = counts & (labels == flip.source)
         here[f] = regions.any()
         table[np.ix_(regions, happens[:, f])] = flip.target
     _, first, which = np.unique(table, axis=1, return_index=True, return_inverse=True)
-    order = np.sort(first)  # of equal modes the one with the fewest flips speaks for all
+    order = np.sort(first)  # of equal modes the one with the fewest flips is kept
     which = np.searchsorted(order, first[which.reshape(-1)])
     names = (
         "".join(str(int(bit)) if found else "-" for bit, found in zip(happens[i], here, strict=True)) for i in order
