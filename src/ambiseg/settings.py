@@ -343,5 +343,5 @@ def read_json(cls: Any, path: Path, text: str | bytes, what: str) -> Any:
         first = error.errors()[0]
         if first["type"] == "json_invalid":
             raise ConfigError(f"{path}: expected {what} as JSON, found {first.get('ctx', {}).get('error')}") from None
-        place = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{path}: expected {what}, found {place}: {first['msg']}") from None
+        place = "".join(f"{part}." for part in first["loc"])[:-1]
+        raise ConfigError(f"{path}: expected {what}, found {place or 'other content'}: {first['msg']}") from None
