@@ -119,7 +119,8 @@ def test_no_method_is_named_outside_of_methods(path):
         return
     text = path.read_text()
     assert "ambiseg.methods.mose" not in text
-    assert own in PUBLISHED or not re.search(r"MoSE|(?<!split )(?<!--)\bmose\b", text)
+    splits = own == "cli" and path.stem in ("data", "lidc")
+    assert own in PUBLISHED or splits or not re.search("mose", text, re.IGNORECASE)
     assert own == "transport" or not re.search(r"expert", text, re.IGNORECASE)
 
 

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
         prediction,
         regions,
         runs,
-        streaming,
         training,
         transport,
     )
