@@ -30,7 +30,7 @@ class LeakageError(DataError):
 
 @dataclass(frozen=True)
 class Rule:
-    """Which part a patient belongs to. It depends on that patient alone: adding or removing others moves nobody.
+    """Which part a patient belongs to. It depends on that patient alone, not on who else is in the data.
 
         u = BLAKE2("seed:patient") as a number in [0, 1),     part = the first whose cumulative fraction is above u.
 
@@ -77,7 +77,7 @@ class Rule:
             reached += self.fractions[name]
             if u < reached:
                 return name
-        return last  # without a comparison: rounding must leave nobody out
+        return last  # without a comparison: the fractions may sum to slightly less than 1
 
     def __str__(self) -> str:
         shares = ", ".join(f"{name} {100 * share:.6g}%" for name, share in self.fractions.items())
@@ -280,7 +280,7 @@ class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     format: Literal["ambiseg.Split/1"]
-    made: str  # the rule in words, for whoever opens the file
+    made: str  # the rule in words
     fractions: dict[str, float]
     seed: int
     declared: bool

@@ -75,7 +75,7 @@ class FolderSettings(Settings):
         default=None, description="which axis of a NIfTI volume the slices are cut from; the last, 2, unless given"
     )
     slices: Literal["all", "marked"] | None = Field(
-        default=None, description="all slices of a volume, or those that somebody marked"
+        default=None, description="all slices of a volume, or only marked ones"
     )
     missing: Literal["error", "skip"] | None = Field(
         default=None, description="an image without any mask is an error, or one to skip"
