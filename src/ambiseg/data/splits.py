@@ -20,6 +20,8 @@ from ambiseg._util.text import some
 from ambiseg.data.case import Cases, Progress
 from ambiseg.settings import explain
 
+SHARES = {"train": 0.7, "val": 0.1, "test": 0.2}
+
 
 class LeakageError(DataError):
     """Something is in two parts of a split that must be in one."""
@@ -150,10 +152,9 @@ class Split:
             fractions: by default train 70%, val 10%, test 20%.
             progress: all data are read for the fingerprint; called after each case.
         """
-        fractions = {"train": 0.7, "val": 0.1, "test": 0.2} if fractions is None else fractions
         if not cases.patients_known:
             raise DataError(f"{cases.title}: a split by hash needs patients, and the source did not tell who is who")
-        return _divide(cases, Rule(fractions, seed), progress)
+        return _divide(cases, Rule(SHARES if fractions is None else fractions, seed), progress)
 
     @staticmethod
     def by_patient(cases: Cases, part_of: Mapping[str, str], rule: Rule, progress: Progress | None = None) -> Split:
