@@ -22,7 +22,7 @@ from ambiseg.data.sets.shapes import Shapes
 from ambiseg.evaluation import evaluate
 from ambiseg.methods import METHODS
 from ambiseg.prediction import predict
-from ambiseg.report import report
+from ambiseg.reporting import report
 from ambiseg.runs import Run, load
 from ambiseg.training import train
 from tests.conftest import REPOSITORY, TINY
