@@ -9,12 +9,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+import ambiseg.report.curves as curves
+import ambiseg.report.figures as figures
 from ambiseg import config as configuration
 from ambiseg._util.text import count
 from ambiseg.evaluation.results import Evaluation, Interval, SettingScores
 from ambiseg.methods.schedules import Schedule
 from ambiseg.metrics import PROTOCOLS
-from ambiseg.report import curves, figures
 from ambiseg.report.figures import THIRD, Figures, Plot
 from ambiseg.report.gallery import KINDS, MAX_ENTROPY, Gallery
 from ambiseg.report.panels import save_cases
