@@ -112,7 +112,7 @@ def guard(path: Path) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-    except (FileError, MemoryError):
+    except (FileError, MemoryError, ModuleNotFoundError):
         raise
     except Exception as error:  # damaged files fail in more ways than can be listed: zlib, struct, headers, EOF
         raise FileError.of("E201", path, *_diagnosis(path, error)) from None
