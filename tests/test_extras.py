@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import tomllib
 
 from ambiseg._util.extras import _BRINGS
 from tests.conftest import REPOSITORY
