@@ -350,7 +350,7 @@ def test_pictures_show_each_reader_and_where_they_differ():
     valid[:3, :3] = False
     case = Case.of(np.zeros((1, 16, 20), np.uint8), labels, name="a", readers=["Ann", "Bob", "Cid"], valid=valid)
     colours = reader_colours(case.readers)
-    drawn = over(photograph(case.image), outlines(case.labels, [*colours.values()]))
+    drawn = over(photograph(case.image), outlines([*case.labels], [*colours.values()]))
     shown = {f"#{r:02x}{g:02x}{b:02x}" for r, g, b in drawn.reshape(-1, 3)}
     assert shown == {"#000000", *colours.values()}  # where Bob and Cid coincide, both are seen
     heat = differences(case.image, case.table, case.regions, case.void)
