@@ -101,7 +101,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     elif not arguments.quiet:
         from rich.console import Console
 
-        console = Console(highlight=False)
+        console = Console(highlight=False, markup=False)  # a folder's name may have brackets
         show(found, console)
         if out is not None:
             console.print(f"all numbers: {out}, {out.with_suffix('.csv').name}", soft_wrap=True)

@@ -196,12 +196,10 @@ def summarise_modes(
 
     true, predicted = share("true_flipped", "true_either"), share("flipped", "either")
     by_setting = {key: shares(key) for key in settings}
-    strata = [(part.nearest, part.iou) for part in parts if part.nearest is not None and part.iou is not None]
-    weights = [weights for weights in strata_weights if weights is not None]
     matched: dict[str, Any] = {}
-    if len(strata) == len(weights) == len(parts):
-        nearest, iou = (np.mean(values, 0) for values in zip(*strata, strict=True))
-        matched = _match(nearest, iou, np.mean(weights, 0), truth)
+    if parts[0].nearest is not None and None not in strata_weights:
+        nearest, iou = (np.mean([getattr(part, name) for part in parts], 0) for name in ("nearest", "iou"))
+        matched = _match(nearest, iou, np.array(strata_weights, float).mean(0), truth)
     return Modes(
         setting=chosen,
         images=len(scored),
@@ -229,17 +227,14 @@ def _match(nearest: np.ndarray, iou: np.ndarray, weights: np.ndarray, truth: np.
 
     # Shares decide; IoU decides between modes of equal shares.
     strata, modes = linear_sum_assignment(nearest + 1e-3 * iou, maximize=True)
-    matching: list[int | None] = [None] * nearest.shape[1]
-    for stratum, mode in zip(strata.tolist(), modes.tolist(), strict=True):
-        matching[mode] = stratum
-    order = np.argsort(modes)
+    stratum_of = dict(sorted(zip(modes.tolist(), strata.tolist(), strict=True)))
     return {
         "strata_iou": iou.tolist(),
         "nearest": nearest.tolist(),
         "weights": weights.tolist(),
-        "matching": matching,
+        "matching": [stratum_of.get(mode) for mode in range(len(truth))],
         "found": len(set(nearest.argmax(1).tolist())),
-        "correlation": _correlation(weights[strata[order]], truth[modes[order]]),
+        "correlation": _correlation(weights[list(stratum_of.values())], truth[list(stratum_of)]),
     }
 
 
