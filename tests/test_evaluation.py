@@ -396,6 +396,17 @@ def test_command_prints_json_or_nothing(tiny_run, found, tmp_path, capsys):
     assert not (tiny_run / "evaluation-test.json").exists()
 
 
+def test_demo_goes_on_from_an_evaluation_of_other_settings(tiny_run, tmp_path, capsys):
+    run = shutil.copytree(tiny_run, tmp_path / "run")
+    compact = evaluate(run, samples=(8,), forms=["compact"], data=BATCH, accelerator="cpu", quiet=True)
+    compact.save(evaluation_path(Run(run)))
+    assert main(["demo", "--out", str(run), "--trainer.epochs", "1"]) == 0
+    printed, mean = capsys.readouterr(), compact.settings[0].metrics["ged"]
+    assert printed.err.count("done before") == 2
+    assert f"GED(8) on {compact.images} test nodules of {compact.patients} patients: {mean.mean:.3f} [" in printed.out
+    assert (run / "report.html").is_file()
+
+
 def test_evaluation_does_not_touch_the_run(tiny_run, found):
     assert {path.name for path in tiny_run.iterdir()} == {
         "config.yaml", "run.json", "split.json", "metrics.csv",
