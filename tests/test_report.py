@@ -28,9 +28,9 @@ from ambiseg.data.sets.shapes import Shapes
 from ambiseg.data.splits import Split
 from ambiseg.evaluation.results import FORMAT, CaseScores, Evaluation
 from ambiseg.methods.base import Noise, Predictive
-from ambiseg.report import curves, figures, report
-from ambiseg.report.gallery import Gallery, choose_cases, distinct_annotations, draw_samples, view_case
-from ambiseg.report.page import page, summary
+from ambiseg.reporting import curves, figures, report
+from ambiseg.reporting.gallery import Gallery, choose_cases, distinct_annotations, draw_samples, view_case
+from ambiseg.reporting.page import page, summary
 from ambiseg.runs import Run
 from tests.pages import Reader, evaluation, known_modes, parsed
 
@@ -388,7 +388,7 @@ def test_the_command_says_where_the_page_is(run, capsys, tmp_path):
 def test_neither_a_display_nor_a_home_is_needed(tmp_path):
     """A configuration folder that cannot be made: matplotlib takes a temporary one, and nobody hears of it."""
     code = (
-        "from ambiseg.report import figures, curves\n"
+        "from ambiseg.reporting import figures, curves\n"
         "history = [{'epoch': 1.0, 'loss': 2.0, 'val_ged': 0.3}]\n"
         "with figures.drawing():\n"
         "    plot = figures.Figures(None).plot('a', curves.curves, history, ['loss'], 'loss')\n"
@@ -432,6 +432,28 @@ def test_annotations_that_are_the_same_are_one():
     valid = torch.tensor([[[True, True], [True, False]]])
     found = distinct_annotations(MaskDistribution(labels, torch.tensor([[0.2, 0.3, 0.2, 0.3, 0.0]]), valid))
     assert [(round(one.weight, 3), one.readers, int(one.labels.sum())) for one in found] == [(0.6, 2, 1), (0.4, 2, 0)]
+
+
+def test_curves_are_of_the_columns_that_the_method_logged(run, monkeypatch):
+    """Also where a term of the loss is named like a setting, and where a setting could have moved and did not."""
+    lines = (run / "metrics.csv").read_text().splitlines()
+    rows = [line.split(",") for line in lines]
+    rows[0] += ["capacity", "dice"]
+    for row in rows[1:]:
+        row += ["0.5", "0.25"]
+    (run / "metrics.csv").write_text("\n".join(map(",".join, rows)) + "\n")
+    drawn: dict[str, list[str]] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda figure, history, keys, *label: drawn.update({name + "".join(label): keys})
+
+    monkeypatch.setattr(curves, "curves", note(""))
+    monkeypatch.setattr(curves, "schedules", note("schedules"))
+    page(Run(run), Evaluation.load(run / "evaluation-test.json"), None, None)
+    assert drawn["score"] == ["val_ged", "val_ged_unbiased", "val_matched_iou"]
+    assert drawn["loss"] == ["loss", "transport", "kl", "dice"]
+    assert drawn["schedules"][0] == "lr"
+    assert "capacity" in drawn["schedules"]
 
 
 def test_the_best_epoch_is_the_first_of_the_smallest():

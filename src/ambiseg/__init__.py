@@ -15,7 +15,7 @@
 - :mod:`ambiseg.config`      a run as one typed configuration; recipes
 - :mod:`ambiseg.runs`        the folder of a run, and loading a model from it
 - :mod:`ambiseg.training`    ``train``; :mod:`ambiseg.evaluation` ``evaluate``; :mod:`ambiseg.prediction` ``predict``
-- :mod:`ambiseg.report`      the page of a run
+- :mod:`ambiseg.reporting`   ``report``, the page of a run
 - :mod:`ambiseg.cli`         the ``ambiseg`` command
 
 Everything is imported when it is first used: PyTorch alone takes over a second, and ``ambiseg --help`` needs none.
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
         prediction,
         regions,
         runs,
-        streaming,
         training,
         transport,
     )
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
     )
     from ambiseg.overlap import pairwise_iou
     from ambiseg.prediction import predict
-    from ambiseg.report import report
+    from ambiseg.reporting import report
     from ambiseg.runs import Run, TrainedModel, load
     from ambiseg.training import train
 
@@ -77,7 +76,7 @@ _NAMES = {
     ),
     "overlap": ("pairwise_iou",),
     "prediction": ("predict",),
-    "report": ("report",),
+    "reporting": ("report",),
     "runs": ("Run", "TrainedModel", "load"),
     "training": ("train",),
 }  # fmt: skip
@@ -92,7 +91,7 @@ __all__ = [  # noqa: RUF022 - names first, then modules
     "Stratified", "TrainedModel", "bootstrap", "ece", "evaluate", "evaluate_files", "ged", "load", "load_official",
     "matched_iou", "pairwise_iou", "pixel_entropy", "predict", "reliability_curve", "report", "sample_diversity",
     "train", "config", "data", "evaluation", "io", "masks", "methods", "metrics", "nn", "overlap", "prediction",
-    "regions", "runs", "streaming", "training", "transport",
+    "regions", "runs", "training", "transport",
 ]  # fmt: skip
 
 

@@ -241,8 +241,8 @@ def one_of(words: Sequence[str]) -> str:
 def inline(value: Any) -> str:
     """A value as one would type it.
 
-    >>> inline(None), inline((0.8, 1.25)), inline({"train": 0.7, "val": True}), inline("mose")
-    ('null', '[0.8, 1.25]', '{train: 0.7, val: true}', 'mose')
+    >>> inline(None), inline((0.8, 1.25)), inline({"train": 0.7, "val": True}), inline("adam")
+    ('null', '[0.8, 1.25]', '{train: 0.7, val: true}', 'adam')
     """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

@@ -112,7 +112,7 @@ def _predict(arguments: argparse.Namespace) -> int:
                 report(*((done, total) if len(todo) == 1 else (before + done / total, len(todo))))
 
             try:
-                prediction = predictor(predictor.open(path), name, progress)
+                prediction = predictor(path, name, progress)
             except DataError as error:
                 failures.append({"image": str(path), "error": _in_shell_words(error)})
                 print(f"ambiseg: {failures[-1]['error']}", file=sys.stderr)

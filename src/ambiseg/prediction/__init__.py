@@ -83,7 +83,7 @@ def predict(
     predictor = Predictor(run, options, which, device)
     results = []
     for name, image in todo:
-        results.append(predictor(predictor.open(image) if isinstance(image, Path) else image, name))
+        results.append(predictor(image, name))
         if out is not None:
             write(results[-1], out, existing, overview)
     return results

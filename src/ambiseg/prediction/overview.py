@@ -40,7 +40,7 @@ def draw_overview(prediction: Prediction, file: BinaryIO) -> None:
     strata, (height, width) = prediction.strata, prediction.source.size
     if strata is not None:
         rows, hidden = _strata_rows(prediction, strata)
-        titles = f"mean of the {strata.name}", "its samples, with their weights"
+        titles = f"centre of the {strata.name}", "its samples, with their weights"
     else:
         rows, hidden = _mask_rows(prediction)
         titles = ("masks, with their weights",)

@@ -71,12 +71,10 @@ class Predictor:
         self._reading = ReadOptions(axes=self.options.axes or trained_on.get("axes"), axis=axis)
         self.convert = self.options.convert or trained_on.get("channels") == self.card.channels
 
-    def open(self, path: Path) -> Source:
-        """The image in a file, with axes as in training unless the options say otherwise."""
-        return open_source(path, self._reading)
-
     @torch.no_grad()
-    def __call__(self, source: Source, name: str | None = None, progress: Progress | None = None) -> Prediction:
+    def __call__(
+        self, image: str | os.PathLike[str] | Source, name: str | None = None, progress: Progress | None = None
+    ) -> Prediction:
         """The masks of an image, or of a volume slice by slice.
 
             weights = 1/D Σ_d weights(slice d),     noise ~ predictive(weights),     mask(slice d) = render(noise)
@@ -84,8 +82,11 @@ class Predictor:
         The noise is drawn once, so all slices of a mask belong to the same draw.
 
         Args:
+            image: a file, a folder of DICOM slices, or what :func:`~ambiseg.prediction.inputs.array_source` makes.
+            name: None is that of the file.
             progress: called with the number of images or windows that went through the network, and how many will.
         """
+        source = image if isinstance(image, Source) else open_source(Path(image), self._reading)
         windows = plan(source.size, self.method.multiple, self.options.window, self.options.overlap)
         if self.method.incoherent and (windows or source.slices > 1):
             found = f"{source.form} in windows (window=0 takes it whole)" if windows else source.form

@@ -7,16 +7,18 @@ import shlex
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
+import ambiseg.reporting.curves as curves
+import ambiseg.reporting.figures as figures
 from ambiseg import config as configuration
 from ambiseg._util.text import count
 from ambiseg.evaluation.results import Evaluation, Interval, SettingScores
+from ambiseg.methods.schedules import Schedule
 from ambiseg.metrics import PROTOCOLS
-from ambiseg.report import curves, figures
-from ambiseg.report.figures import THIRD, Figures, Plot
-from ambiseg.report.gallery import KINDS, MAX_ENTROPY, Gallery
-from ambiseg.report.panels import save_cases
+from ambiseg.reporting.figures import THIRD, Figures, Plot
+from ambiseg.reporting.gallery import KINDS, MAX_ENTROPY, Gallery
+from ambiseg.reporting.panels import save_cases
 from ambiseg.runs import Run
 from ambiseg.viz import colours, pictures
 from ambiseg.viz.page import number, render, safe, share
@@ -70,9 +72,9 @@ def page(run: Run, evaluation: Evaluation, gallery: Gallery | None, folder: Path
         "configuration": "Configuration",
     }
     return render(
-        "ambiseg.report",
+        "ambiseg.reporting",
         "report.html",
-        style=safe((resources.files("ambiseg.report") / "style.css").read_text(encoding="utf-8")),
+        style=safe((resources.files("ambiseg.reporting") / "style.css").read_text(encoding="utf-8")),
         sections={key: title for key, title in sections.items() if title},
         run=run,
         trained=_day(run.about.get("started")),
@@ -140,7 +142,9 @@ def _plots(run: Run, evaluation: Evaluation, headline: SettingScores, made: Figu
             plots["flips"] = made.plot("flips", figures.class_flips, modes, size=THIRD)
         if modes.strata_iou and strata:
             plots["mode_strata"] = made.plot(f"mode-{name}", figures.mode_strata, modes, strata.name, size=THIRD)
-    found = curves.columns(history, vars(run.config.model))
+    settings = type(run.config.model).model_fields
+    scheduled = [name for name, field in settings.items() if Schedule in get_args(field.annotation)]
+    found = curves.columns(history, scheduled)
     for key, draw, columns, *label in (
         ("loss", curves.curves, found.losses, "loss"),
         ("validation", curves.curves, found.scores, "score"),
