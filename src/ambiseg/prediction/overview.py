@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from ambiseg._util.text import count, percent
-from ambiseg.prediction.result import Prediction, Strata
+from ambiseg.prediction.result import Prediction
 from ambiseg.viz.colours import HEAT, INK, LINE, SOFT, label_colours
 from ambiseg.viz.pictures import overlay, photograph, scaled
 
@@ -39,7 +39,7 @@ def draw_overview(prediction: Prediction, file: BinaryIO) -> None:
 
     strata, (height, width) = prediction.strata, prediction.source.size
     if strata is not None:
-        rows, hidden = _strata_rows(prediction, strata)
+        rows, hidden = _strata_rows(prediction)
         titles = f"centre of the {strata.name}", "its samples, with their weights"
     else:
         rows, hidden = _mask_rows(prediction)
@@ -64,8 +64,10 @@ def draw_overview(prediction: Prediction, file: BinaryIO) -> None:
         canvas.figure.savefig(file, format="png", dpi=120, metadata={"Software": "ambiseg"})
 
 
-def _strata_rows(prediction: Prediction, strata: Strata) -> tuple[list[_Row], str]:
+def _strata_rows(prediction: Prediction) -> tuple[list[_Row], str]:
     """A row for each of the heaviest strata: its centre, then its draws; and what is left out."""
+    strata = prediction.strata
+    assert strata is not None
     order = strata.weights.argsort(descending=True, stable=True).tolist()
     rows = []
     for k in order[:_ROWS]:
