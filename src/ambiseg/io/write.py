@@ -13,13 +13,7 @@ from ambiseg._util.files import atomic_write
 from ambiseg.io.source import Source
 from ambiseg.viz.colours import heat_colours, label_colours, palette
 
-# Of a picture, and of a stack of slices; other formats are written as PNG and TIFF. DICOM is read only.
-_SUFFIXES: dict[str, tuple[str, str]] = {
-    "TIFF": (".tif", ".tif"),
-    "NumPy": (".npy", ".npy"),
-    "NIfTI": (".nii.gz", ".nii.gz"),
-    "DICOM": (".png", ".nii.gz"),
-}
+_SUFFIXES = {"TIFF": ".tif", "NumPy": ".npy", "NIfTI": ".nii.gz"}  # the other formats of pictures are written as PNG
 # Georeferencing of a TIFF: pixel scale, tie points, transformation, and the three directories of GeoTIFF
 _GEOGRAPHIC = (33550, 33922, 34264, 34735, 34736, 34737)
 
@@ -31,10 +25,11 @@ def suffix_for(source: Source) -> str:
     >>> suffix_for(Source(Path("a.jpg"), "JPEG", 1, (4, 6), 1, np.dtype("u1"), read))
     '.png'
     """
-    picture, stack = _SUFFIXES.get(source.format, (".png", ".tif"))
     if source.slices == 1:
-        return picture
-    return ".tif" if stack == ".nii.gz" and source.affine is None else stack  # no position in space
+        return _SUFFIXES.get(source.format, ".png")
+    if source.format in ("NIfTI", "DICOM"):
+        return ".tif" if source.affine is None else ".nii.gz"  # which needs a position in space
+    return _SUFFIXES.get(source.format, ".tif")
 
 
 def write_map(path: Path, values: np.ndarray, source: Source) -> None:
@@ -47,7 +42,8 @@ def write_map(path: Path, values: np.ndarray, source: Source) -> None:
         elif path.suffix == ".tif":
             _write_tiff(file, values, source)
         else:
-            _write_png(file, values, palette(label_colours(256)) if values.dtype == np.uint8 else None, source.dpi)
+            colours = palette(label_colours(256)) if values.dtype == np.uint8 else None
+            _write_png(file, values, colours, source.dpi)
 
 
 def write_heat(path: Path, share: np.ndarray) -> None:
@@ -92,13 +88,12 @@ def _nifti(values: np.ndarray, source: Source) -> bytes:
     if source.format == "NIfTI":
         original: Any = nibabel.load(source.path)
         turn = np.round(np.linalg.pinv(original.affine) @ source.affine)  # (slice, row, column) -> the file's (i, j, k)
-        steps = np.abs(turn[:3, :3])
+        steps = np.abs(turn[:3, :3])  # of an affine without an inverse, no permutation
         if (steps.sum(0) != 1).any() or (steps.sum(1) != 1).any():
             found = original.affine[:3, :3].tolist()
             raise DataError(f"{source.path}: expected an affine that can be inverted, found {found}")
-        volume = apply_orientation(volume, io_orientation(turn))
-        assert volume.shape[: len(original.shape)] == original.shape[:3], (volume.shape, original.shape)
-        image = nibabel.Nifti1Image(volume.reshape(original.shape[:3]), original.affine, original.header)
+        volume = apply_orientation(volume, io_orientation(turn)).reshape(original.shape[:3])
+        image = nibabel.Nifti1Image(volume, original.affine, original.header)
         image.header.extensions.clear()
         for field in ("descrip", "aux_file", "db_name"):  # may name the patient, and describe another file
             image.header[field] = b""
