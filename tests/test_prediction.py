@@ -123,6 +123,9 @@ def test_a_run_is_its_folder_or_opened_or_a_loaded_model(tiny_run, picture):
     assert torch.equal(folder.masks.labels, run.masks.labels)
     assert (folder.run, folder.which) == (run.run, run.which) == (str(tiny_run), "best")
     assert (model.run, model.which) == (str(tiny_run), "last")
+    alone = Predictor(tiny_run)(str(picture))
+    assert (alone.name, alone.source.path) == (folder.name, picture)
+    assert torch.equal(alone.masks.labels, folder.masks.labels)
     with pytest.raises(DataError, match="images: expected paths or arrays, found 1 and 1 in one list"):
         predict(tiny_run, [picture, noise(1, 8, 8)])
 
@@ -314,6 +317,8 @@ def test_wrong_images_are_one_line(tmp_path, picture):
         Options(per_stratum=0)
     with pytest.raises(DataError, match=r"^samples: expected None beside per_stratum=2, found 3"):
         Options(per_stratum=2, samples=3)
+    with pytest.raises(DataError, match=r"^axes: expected one of HW, HWC, CHW, DHW, DHWC, DCHW, found 'WH'"):
+        Options(axes="WH")
     with pytest.raises(DataError, match=r"^overlap: expected 0 to 8, half of the window, found 9"):
         predict(fresh(), picture, window=16, overlap=9)
     with pytest.raises(ConfigError, match=r"^device: expected a device of this machine"):

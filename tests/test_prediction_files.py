@@ -159,6 +159,15 @@ def test_nifti_comes_back_in_its_own_voxels(tmp_path, axis, monkeypatch):
     assert entropy.get_data_dtype() == np.float32  # type: ignore[attr-defined]
 
 
+def test_voxels_whose_order_is_unknown_are_refused(tmp_path):
+    affine = np.eye(4)
+    affine[:3, 1] = affine[:3, 0]  # two axes in one direction
+    path = save_nifti(tmp_path / "v.nii.gz", noise(4, 5, 6, dtype=np.int16), affine)
+    with pytest.raises(DataError, match=r"v.nii.gz: expected an affine that can be inverted, found \[\["):
+        predict(fresh(), path, tmp_path / "out", overview=False)
+    assert os.listdir(tmp_path / "out") == []
+
+
 def _with_image(self, images):
     predictive = self(images)
     object.__setattr__(predictive, "bright", images[:, :1] > 0)

@@ -6,8 +6,11 @@ import argparse
 import json
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ambiseg._util.errors import DataError
 
 if TYPE_CHECKING:
     from ambiseg.prediction import Prediction
@@ -32,7 +35,7 @@ predicted is one line on the error stream, and the others go on."""
 
 _SHOWN = 40  # lines of the table that are printed; --json has all
 _SHELL = {  # arguments of functions that error messages name, as they are typed
-    r"^(per_stratum|samples|window|overlap|device): ": lambda found: f"--{found[1].replace('_', '-')}: ",
+    r"^(per_stratum|samples|window|overlap|axes|device): ": lambda found: f"--{found[1].replace('_', '-')}: ",
     'existing="skip"': "--skip-existing",
     'existing="overwrite"': "--overwrite",
     "convert=True": "--convert",
@@ -45,10 +48,11 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     """Add ``predict``."""
     about: dict[str, Any] = {"description": DESCRIPTION, "epilog": EXAMPLES, "formatter_class": formatter}
     command = commands.add_parser("predict", help="write weighted masks of new images", **about)
-    command.set_defaults(run=_run)
+    command.set_defaults(run=_run, existing="refuse")
     command.add_argument("model", metavar="RUN", help="the folder of a run, or demo")
     command.add_argument("images", metavar="IMAGE", nargs="+", help="images, or folders of images")
     command.add_argument("--out", metavar="DIR", default="predictions", help="where to (default: predictions)")
+    no: dict[str, Any] = {"action": "store_false"}
 
     masks = command.add_argument_group("masks")
     form = masks.add_mutually_exclusive_group()
@@ -56,7 +60,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     form.add_argument("--per-stratum", **count, help="weighted masks per stratum of the method (default: 4)")
     form.add_argument("--samples", **count, help="equally likely masks instead (without strata the default: 16)")
     masks.add_argument("--seed", type=int, default=0, help="other masks of the same distribution (default: 0)")
-    masks.add_argument("--no-merge", action="store_true", help="keep equal masks apart instead of adding their weights")
+    masks.add_argument("--no-merge", dest="merge", **no, help="keep equal masks apart instead of adding their weights")
 
     images, side = command.add_argument_group("images"), {"type": int, "metavar": "PIXELS"}
     images.add_argument("--window", **side, help="cut larger images into windows; 0 never (default: 512 from 1024² on)")
@@ -70,17 +74,15 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     running = command.add_argument_group("running")
     running.add_argument("--which", choices=("best", "last"), default="best", help="weights of (default: best)")
     running.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps … (default: cpu)")
-    there = running.add_mutually_exclusive_group()
-    there.add_argument("--overwrite", action="store_true", help="replace earlier predictions in DIR")
-    there.add_argument("--skip-existing", action="store_true", help="leave out images that have one")
-    running.add_argument("--no-overview", action="store_true", help="no overview picture")
+    there, kept = running.add_mutually_exclusive_group(), {"dest": "existing", "action": "store_const"}
+    there.add_argument("--overwrite", **kept, const="overwrite", help="replace earlier predictions in DIR")
+    there.add_argument("--skip-existing", **kept, const="skip", help="leave out images that have one")
+    running.add_argument("--no-overview", dest="overview", **no, help="no overview picture")
     running.add_argument("--json", metavar="FILE", help="also write the table as JSON; - prints it instead")
     running.add_argument("--quiet", action="store_true", help="print failures only, and no progress")
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ambiseg._util.errors import DataError
-
     try:
         return _predict(arguments)
     except DataError as error:
@@ -88,42 +90,36 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    from ambiseg._util.errors import DataError
     from ambiseg._util.progress import reporting
-    from ambiseg.data.sets.folder.settings import AXES
     from ambiseg.prediction import Options, Predictor, write
     from ambiseg.prediction.inputs import find_inputs
-    from ambiseg.prediction.writing import Existing, target
+    from ambiseg.prediction.writing import target
 
-    out = Path(arguments.out)
-    if arguments.axes is not None and arguments.axes not in AXES:
-        raise DataError(f"--axes: expected one of {', '.join(AXES)}, found {arguments.axes!r}")
+    out, existing = Path(arguments.out), arguments.existing
     if arguments.json not in (None, "-") and not Path(arguments.json).absolute().parent.is_dir():
         raise DataError(f"--json: expected a file in a folder that exists, found {arguments.json}")
     if out.exists() and not out.is_dir():  # before anything is predicted
         raise DataError(f"{out}: expected a folder to write into, found a file")
-    given = {name: getattr(arguments, name) for name in ("per_stratum", "samples", "seed", "window", "overlap")}
-    options = Options(**given, merge=not arguments.no_merge, convert=arguments.convert)
-    existing: Existing = "overwrite" if arguments.overwrite else "skip" if arguments.skip_existing else "refuse"
+    options = Options(**{field.name: getattr(arguments, field.name) for field in fields(Options)})
     found = find_inputs(arguments.images, arguments.dicom, out)
     todo = [one for one in found if target(out, one.name, existing) is not None]
     predictor = Predictor(arguments.model, options, arguments.which, arguments.device)
     failures, rows = [], []
     with reporting("predicting", arguments.quiet) as report:
-        for i, one in enumerate(todo):
+        for i, (name, path) in enumerate(todo):
 
             def progress(done: int, total: int, before: int = i) -> None:  # in windows and slices, or in images
                 report(*((done, total) if len(todo) == 1 else (before + done / total, len(todo))))
 
             try:
-                prediction = predictor(predictor.open(one.path, arguments.axes, arguments.axis), one.name, progress)
+                prediction = predictor(path, name, progress)
             except DataError as error:
-                failures.append({"image": str(one.path), "error": _in_shell_words(error)})
+                failures.append({"image": str(path), "error": _in_shell_words(error)})
                 print(f"ambiseg: {failures[-1]['error']}", file=sys.stderr)
                 continue
-            rows.append(_row(prediction, write(prediction, out, existing, not arguments.no_overview)))
+            rows.append(_row(prediction, write(prediction, out, existing, arguments.overview)))
             for note in prediction.notes:
-                print(f"ambiseg: {one.path}: {note}", file=sys.stderr)
+                print(f"ambiseg: {path}: {note}", file=sys.stderr)
     _print(arguments, rows, failures, len(found) - len(todo))
     return 0 if not failures else 1 if rows else 2
 
@@ -173,16 +169,16 @@ def _print(arguments: argparse.Namespace, rows: list[dict[str, Any]], failures: 
 
     console = Console(markup=False)
     if rows:
-        strata = [f"{rows[0]['strata']['name']}s"] if rows[0]["strata"] else []
         cells = []
         for row in rows[:_SHOWN]:
-            weights = [" ".join(f"{weight:.2f}" for weight in row["strata"]["weights"])] if strata else []
+            weights = [" ".join(f"{weight:.2f}" for weight in row["strata"]["weights"])] if row["strata"] else []
             numbers = str(row["masks"]), f"{row['top_weight']:.3f}", f"{row['mean_entropy']:.4f}"
             cells.append([row["name"], *weights, *numbers])
+        strata = [f"{rows[0]['strata']['name']}s"] if rows[0]["strata"] else []
         console.print(table(["image", *strata, "masks", "top mask", "entropy"], cells))
     if len(rows) > _SHOWN:
         console.print(f"and {len(rows) - _SHOWN:,} more")
-    told = f"{len(rows):,} predicted" + (f", {skipped:,} skipped" if skipped else "")
-    told += f", {len(failures):,} failed" if failures else ""
+    numbers = {"predicted": len(rows), "skipped": skipped, "failed": len(failures)}
+    told = ", ".join(f"{number:,} {what}" for what, number in numbers.items() if number or what == "predicted")
     where = f"; written to {arguments.out}" if rows else f"; those in {arguments.out} stay" if skipped else ""
     console.print(f"{told}{where}", highlight=False, soft_wrap=True)

@@ -87,12 +87,12 @@ def _nifti(values: np.ndarray, source: Source) -> bytes:
     volume = values[None] if values.ndim == 2 else values
     if source.format == "NIfTI":
         original: Any = nibabel.load(source.path)
-        affine = np.asarray(original.affine, float)
-        turn = io_orientation(np.linalg.pinv(affine) @ source.affine)  # (slice, row, column) to the file's (i, j, k)
-        if np.isnan(turn).any():
-            found = affine[:3, :3].tolist()
+        turn = np.round(np.linalg.pinv(original.affine) @ source.affine)  # (slice, row, column) -> the file's (i, j, k)
+        steps = np.abs(turn[:3, :3])  # of an affine without an inverse, no permutation
+        if (steps.sum(0) != 1).any() or (steps.sum(1) != 1).any():
+            found = original.affine[:3, :3].tolist()
             raise DataError(f"{source.path}: expected an affine that can be inverted, found {found}")
-        volume = np.ascontiguousarray(apply_orientation(volume, turn)).reshape(original.shape[:3])
+        volume = apply_orientation(volume, io_orientation(turn)).reshape(original.shape[:3])
         image = nibabel.Nifti1Image(volume, original.affine, original.header)
         image.header.extensions.clear()
         for field in ("descrip", "aux_file", "db_name"):  # may name the patient, and describe another file

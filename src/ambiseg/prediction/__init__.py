@@ -21,14 +21,12 @@ from ambiseg.runs import Run, TrainedModel, Which
 
 __all__ = ["Draw", "Options", "Prediction", "Predictor", "Strata", "predict", "write"]
 
-Images: TypeAlias = (
-    str | os.PathLike[str] | np.ndarray | Tensor | Sequence[str | os.PathLike[str] | np.ndarray | Tensor]
-)
+Image: TypeAlias = str | os.PathLike[str] | np.ndarray | Tensor
 
 
 def predict(
     run: str | os.PathLike[str] | Run | TrainedModel,
-    images: Images,
+    images: Image | Sequence[Image],
     out: str | os.PathLike[str] | None = None,
     *,
     per_stratum: int | None = None,
@@ -54,9 +52,7 @@ def predict(
         images: files, folders (all images below; DICOM files of one folder are one series), or arrays ``[C, H, W]``
             and volumes ``[D, C, H, W]`` in the units of the training data. One of them, or a list.
         out: a folder; every image gets a folder of its name in it, which appears when all its files are written.
-        per_stratum, samples, seed, window, overlap, merge, convert: see :class:`Options`.
-        axes: of ``.npy`` and ``.npz`` arrays: HW, HWC, CHW, DHW, DHWC or DCHW; None is as in training.
-        axis: of a NIfTI volume that slices are cut along; None is as in training, or the last.
+        per_stratum, samples, seed, window, overlap, merge, convert, axes, axis: see :class:`Options`.
         dicom: DICOM files of one folder are the slices of one ``"series"``, or separate ``"files"``.
         existing: what to do with earlier results in ``out``: ``"refuse"``, ``"skip"`` their images, ``"overwrite"``.
         overview: also draw ``overview.png``.
@@ -73,22 +69,21 @@ def predict(
     >>> one.masks.spatial, len(one.draws), one.strata.centres.shape
     (torch.Size([32, 48]), 12, torch.Size([4, 32, 48]))
     """
-    options = Options(per_stratum, samples, seed, window, overlap, merge, convert)
+    options = Options(per_stratum, samples, seed, window, overlap, merge, convert, axes, axis)
     given = [images] if isinstance(images, str | os.PathLike | np.ndarray | Tensor) else list(images)
     arrays = [image for image in given if isinstance(image, np.ndarray | Tensor)]
     paths = [image for image in given if not isinstance(image, np.ndarray | Tensor)]
     if arrays and paths:
         raise DataError(f"images: expected paths or arrays, found {len(paths)} and {len(arrays)} in one list")
-    todo: list[tuple[str, Path | Source]] = [(one.name, one.path) for one in find_inputs(paths, dicom, out)]
     digits = len(str(len(arrays) - 1))
+    todo: list[tuple[str, Path | Source]] = [*find_inputs(paths, dicom, out)]
     todo += [(name := f"image_{i:0{digits}}", array_source(array, name)) for i, array in enumerate(arrays)]
     if out is not None:
         todo = [(name, image) for name, image in todo if target(Path(out), name, existing) is not None]
     predictor = Predictor(run, options, which, device)
     results = []
     for name, image in todo:
-        prediction = predictor(predictor.open(image, axes, axis) if isinstance(image, Path) else image, name)
+        results.append(predictor(image, name))
         if out is not None:
-            write(prediction, out, existing, overview)
-        results.append(prediction)
+            write(results[-1], out, existing, overview)
     return results

@@ -52,9 +52,8 @@ def find_inputs(
     for given in map(Path, paths):
         if not given.exists():
             raise FileError.of("E001", given, "expected an image or a folder of images, found nothing of that name")
-        inside, top = [given], Path(os.path.abspath(given))
-        if given.is_dir():
-            inside = list(_walk(given, dicom, None if skip is None else os.path.realpath(skip)))
+        top = Path(os.path.abspath(given))
+        inside = list(_walk(given, dicom, skip)) if given.is_dir() else [given]
         if not inside:
             held = some(sorted(p.name for p in given.iterdir())) or "an empty folder"
             raise FileError.of("E003", given, f"expected images ({' '.join(FORMATS)}), found {held}")
@@ -63,25 +62,25 @@ def find_inputs(
     return [Input(name, path) for name, (path, _) in zip(_names(found.values()), found.values(), strict=True)]
 
 
-def _walk(top: Path, dicom: str, skip: str | None) -> Iterator[Path]:
+def _walk(top: Path, dicom: str, skip: str | os.PathLike[str] | None) -> Iterator[Path]:
     if (top / "images").is_dir() and (top / "masks").is_dir():
         raise FileError.of("E003", top, f"expected images alone, found masks/ as well; name {top / 'images'} instead")
-    been: set[str] = set()
-    for here, folders, files in os.walk(top, onerror=_closed, followlinks=True):
+    been = set() if skip is None else {os.path.realpath(skip)}
+    for here, folders, files in os.walk(top, onerror=_refuse, followlinks=True):
         been.add(os.path.realpath(here))  # a link to a folder above would never end
-        known = {*been, skip}
-        folders[:] = sorted(f for f in folders if not _hidden(f) and os.path.realpath(Path(here, f)) not in known)
-        paths = [Path(here, name) for name in sorted(files) if not _hidden(name)]
+        folders[:] = sorted(f for f in folders if not _hidden(f) and os.path.realpath(Path(here, f)) not in been)
+        paths = (Path(here, name) for name in sorted(files) if not _hidden(name))
         kinds = {path: format_of(path) for path in paths}
-        if dicom == "series" and "DICOM" in kinds.values():
+        series = dicom == "series" and "DICOM" in kinds.values()
+        if series:
             yield Path(here)
-            paths = [path for path in paths if kinds[path] != "DICOM"]
-        # Pictures in formats that cannot be read are yielded too: opening them reports it.
-        yield from (path for path in paths if kinds[path] or suffix_of(path) in UNREAD)
+        for path, kind in kinds.items():  # formats that cannot be read as well: opening them reports it
+            if (kind or suffix_of(path) in UNREAD) and not (series and kind == "DICOM"):
+                yield path
 
 
-def _closed(error: OSError) -> None:
-    """An error, because ``os.walk`` leaves out folders that may not be read."""
+def _refuse(error: OSError) -> None:
+    """For ``os.walk``, which would leave out folders that may not be read."""
     message = f"expected a folder that may be read, found: {error.strerror}"
     raise FileError.of("E201", str(error.filename), message, "change the folder's permissions")
 
@@ -116,23 +115,19 @@ def _clashing(names: list[str]) -> list[int]:
     return [i for i, name in enumerate(folded) if times[name] > 1 or name in above]
 
 
-# -- pixels ------------------------------------------------------------------------------------------------------
-
-
 def array_source(array: np.ndarray | Tensor, name: str) -> Source:
     """An image ``[C, H, W]`` or a volume ``[D, C, H, W]`` from memory, as if it were a file.
 
     >>> array_source(np.zeros((5, 1, 4, 6)), "a").form
     '5 slices of 4×6'
     """
-    pixels = array.detach().cpu().numpy() if isinstance(array, Tensor) else np.asarray(array)
+    pixels = array.detach().cpu().numpy() if isinstance(array, Tensor) else array
     if pixels.ndim not in (3, 4) or pixels.dtype.kind not in "buif" or 0 in pixels.shape:
-        raise DataError(
-            f"{name}: expected an array of numbers [C, H, W] or [D, C, H, W], found {pixels.dtype} {list(pixels.shape)}"
-        )
-    pixels = pixels if pixels.ndim == 4 else pixels[None]
-    slices, channels, height, width = pixels.shape
-    return Source(Path(name), "array", slices, (height, width), channels, pixels.dtype, lambda k: pixels[k])
+        found = f"{pixels.dtype} {list(pixels.shape)}"
+        raise DataError(f"{name}: expected an array of numbers [C, H, W] or [D, C, H, W], found {found}")
+    slices, channels, height, width = (1, *pixels.shape)[-4:]
+    read = pixels.reshape(slices, channels, height, width).__getitem__
+    return Source(Path(name), "array", slices, (height, width), channels, pixels.dtype, read)
 
 
 def read_pixels(source: Source, k: int, channels: int, convert: bool) -> Tensor:
@@ -143,26 +138,19 @@ def read_pixels(source: Source, k: int, channels: int, convert: bool) -> Tensor:
         convert: repeat a grey image in three channels, and take one of three equal ones.
     """
     raw = source.read(k)
+    way = len(raw), channels
+    if convert and way == (1, 3):
+        raw = raw.repeat(3, 0)
+    elif convert and way == (3, 1) and (raw == raw[0]).all():
+        raw = raw[:1]
     if len(raw) != channels:
-        raw = _converted(raw, channels) if convert else None
-    if raw is None:
-        ways = {
-            (3, 1): "; convert=True reads grey as colour",
-            (1, 3): "; convert=True reads three equal channels as one",
-        }
-        message = f"expected {count(channels, 'channel')}, as the model was trained on, found {source.channels}"
-        hint = ways.get((channels, source.channels), "") if not convert else ""
-        raise DataError(f"{source.path}: {message}{hint}")  # the fix of E308 is about data sets
+        ways = {(1, 3): "grey as colour", (3, 1): "three equal channels as one"}
+        hint = f"; convert=True reads {ways[way]}" if way in ways and not convert else ""
+        expected = f"expected {count(channels, 'channel')}, as the model was trained on"
+        raise DataError(
+            f"{source.path}: {expected}, found {source.channels}{hint}"
+        )  # the fix of E308 is about data sets
     if raw.dtype.kind == "f" and (wrong := int((~np.isfinite(raw)).sum())):
-        raise FileError.of(
-            "E206", source.path, f"expected finite values, found {count(wrong, 'value')} nan or infinite"
-        )
+        message = f"expected finite values, found {count(wrong, 'value')} nan or infinite"
+        raise FileError.of("E206", source.path, message)
     return torch.from_numpy(np.array(raw, np.float32))[None]
-
-
-def _converted(raw: np.ndarray, channels: int) -> np.ndarray | None:
-    if channels == 3 and len(raw) == 1:
-        return np.repeat(raw, 3, 0)
-    if channels == 1 and len(raw) == 3 and (raw[0] == raw[1]).all() and (raw[0] == raw[2]).all():
-        return raw[:1]
-    return None

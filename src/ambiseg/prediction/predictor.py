@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +29,10 @@ from ambiseg.runs import Run, TrainedModel, Which, open_run
 
 _KEPT = 1 << 30  # bytes of features of a volume's slices that are kept between the two passes over them
 _FLAT = 0.02  # of the network's input, whose values span a few units: a smaller range shows no structure
+_FLAT_NOTE = (
+    "expected values in the units of the training data, found ones that the model's intensity maps to one value: "
+    "the image is blank, or its values have another range"
+)
 _PER_STRATUM, _SAMPLES = 4, 16  # masks that are drawn unless the options say how many
 
 Progress = Callable[[int, int], None]
@@ -36,11 +42,8 @@ class Predictor:
     """A trained model, ready for images.
 
     Args:
-        run: the folder of a run, ``"demo"``, an opened :class:`~ambiseg.runs.Run`, or the
-            :class:`~ambiseg.runs.TrainedModel` that :func:`ambiseg.load` returns.
+        run, which, device: see :func:`ambiseg.predict`.
         options: see :class:`Options`.
-        which: weights of the ``best`` epoch or of the ``last``; a model has its own.
-        device: to compute on; None is the CPU for a run, and the device of the weights for a model.
     """
 
     def __init__(
@@ -59,21 +62,19 @@ class Predictor:
             model = opened.model(which, _device("cpu" if device is None else device))
             self.run = str(opened.folder) if isinstance(run, Run) else os.fspath(run)
             trained_on = opened.config.data.options
-        self.method, self.card, self.which = model.method, model.card, model.which
-        self.device = next(self.method.parameters()).device
+        self.method, self.card, self.which, self.device = model.method, model.card, model.which, model.device
         if self.options.per_stratum is not None and not self.method.stratum:
             message = f"expected None for {type(self.method).__name__}, which has no strata"
             raise ConfigError(f"per_stratum: {message}, found {self.options.per_stratum}; set samples instead")
         # Slices are cut as in training: along another axis they look different.
-        self.axes, self.axis = trained_on.get("axes"), trained_on.get("axis", 2)
+        axis = trained_on.get("axis", 2) if self.options.axis is None else self.options.axis
+        self._reading = ReadOptions(axes=self.options.axes or trained_on.get("axes"), axis=axis)
         self.convert = self.options.convert or trained_on.get("channels") == self.card.channels
 
-    def open(self, path: Path, axes: str | None = None, axis: int | None = None) -> Source:
-        """The image in a file, with axes as in training unless given."""
-        return open_source(path, ReadOptions(axes=axes or self.axes, axis=self.axis if axis is None else axis))
-
     @torch.no_grad()
-    def __call__(self, source: Source, name: str | None = None, progress: Progress | None = None) -> Prediction:
+    def __call__(
+        self, image: str | os.PathLike[str] | Source, name: str | None = None, progress: Progress | None = None
+    ) -> Prediction:
         """The masks of an image, or of a volume slice by slice.
 
             weights = 1/D Σ_d weights(slice d),     noise ~ predictive(weights),     mask(slice d) = render(noise)
@@ -81,62 +82,53 @@ class Predictor:
         The noise is drawn once, so all slices of a mask belong to the same draw.
 
         Args:
+            image: a file, a folder of DICOM slices, or what :func:`~ambiseg.prediction.inputs.array_source` makes.
+            name: None is that of the file.
             progress: called with the number of images or windows that went through the network, and how many will.
         """
+        source = image if isinstance(image, Source) else open_source(Path(image), self._reading)
         windows = plan(source.size, self.method.multiple, self.options.window, self.options.overlap)
         if self.method.incoherent and (windows or source.slices > 1):
             found = f"{source.form} in windows (window=0 takes it whole)" if windows else source.form
             raise DataError(f"{source.path}: expected one image taken whole, found {found}: {self.method.incoherent}")
-        slices = _Slices(self, source, windows, progress)
         with evaluation(self.method), _fits(source):
-            return self._predict(slices, stem_of(source.path) if name is None else name)
+            return self._predict(_Slices(self, source, windows, progress), name or stem_of(source.path))
 
     def _predict(self, slices: _Slices, name: str) -> Prediction:
-        source, C = slices.source, self.method.classes
         first, weights = slices.weighted()
         noise = self._noise(first)
         centre = first.centre_noise() if isinstance(first, Stratified) else None
         slices.expect(first.passes(noise.count) + (first.passes(centre.count) if centre else 0))
         del first  # of a large volume, its features are computed again
         labels = marginal = centres = entropy = torch.empty(0)
-        for k in range(source.slices):
+        for k in range(slices.source.slices):
             predictive = slices.take(k)
             drawn = predictive.render(noise)
-            soft = (drawn.marginal_probs(C) if drawn.marginal is None else drawn.marginal)[0]
+            soft = (drawn.marginal_probs(self.method.classes) if drawn.marginal is None else drawn.marginal)[0]
             labels, marginal = slices.put(labels, k, drawn.labels[0]), slices.put(marginal, k, soft)
             entropy = slices.put(entropy, k, torch.special.entr(soft.clamp_min(0)).sum(0))
             del drawn, soft
             if centre is not None:
                 centres = slices.put(centres, k, predictive.render(centre).labels[0])
             del predictive
-        mass = noise.mass[0].cpu()
-        order, groups = _heaviest_first(labels, mass.tolist(), self.options.merge)
-        merged = torch.zeros(len(order), dtype=torch.float64).index_add_(0, groups, mass.double())
-        masks = MaskDistribution(labels[order][None], merged[None].float(), marginal=marginal[None])
-        drawn_from = [None] * noise.count if noise.strata is None else noise.strata[0].tolist()
-        about = self.method.stratum or "stratum"
-        strata = None if weights is None else Strata(about, weights.mean(0), centres, weights)
-        return Prediction(
-            name=name,
-            masks=masks,
-            draws=tuple(map(Draw, drawn_from, mass.tolist(), groups.tolist())),
-            strata=strata,
-            entropy=entropy,
-            classes=self.card.classes,
-            source=source,
-            run=self.run,
-            which=self.which,
-            options=self.options,
-            windows=slices.tiles,
-            notes=(_FLAT_NOTE,) * slices.flat,
+        mass = noise.mass[0].tolist()
+        order, merged, groups = _heaviest_first(labels, mass, self.options.merge)
+        masks = MaskDistribution(
+            labels[order][None], torch.tensor([merged], dtype=torch.float32), marginal=marginal[None]
         )
+        drawn_from = [None] * noise.count if noise.strata is None else noise.strata[0].tolist()
+        draws = tuple(map(Draw, drawn_from, mass, groups))
+        word = self.method.stratum or "stratum"
+        strata = None if weights is None else Strata(word, weights.mean(0), centres, weights)
+        made_with = self.card.classes, slices.source, self.run, self.which, self.options
+        return Prediction(name, masks, draws, strata, entropy, *made_with, slices.tiles, (_FLAT_NOTE,) * slices.flat)
 
     def _noise(self, predictive: Predictive) -> Noise:
         options, generator = self.options, torch.Generator(self.device).manual_seed(self.options.seed)
         if isinstance(predictive, Stratified) and options.samples is None:
-            per_stratum = _PER_STRATUM if options.per_stratum is None else options.per_stratum
-            return draw_noise(predictive, "compact", per_stratum * predictive.weights.shape[1], generator)
-        return draw_noise(predictive, "standard", _SAMPLES if options.samples is None else options.samples, generator)
+            draws = (options.per_stratum or _PER_STRATUM) * predictive.weights.shape[1]
+            return draw_noise(predictive, "compact", draws, generator)
+        return draw_noise(predictive, "standard", options.samples or _SAMPLES, generator)
 
 
 class _Slices:
@@ -158,15 +150,12 @@ class _Slices:
         """The first slice, with the mean weights of all of them; and the weights ``[D, K]`` of each, if any."""
         first, D = self._compute(0), self.source.slices
         self._steps = self._done
-        keeps = D == 1 or D * held_bytes(first) <= _KEPT
-        if keeps or not isinstance(first, Stratified):
-            self._kept[0] = first
         if not isinstance(first, Stratified):
+            self._kept[0] = first
             return first, None
-        weights = [first.weights]
-        for k in range(1, D):
-            predictive = self._compute(k)
-            assert isinstance(predictive, Stratified)
+        keeps, weights = D == 1 or D * held_bytes(first) <= _KEPT, []
+        for k in range(D):
+            predictive: Any = self._compute(k) if k else first
             weights.append(predictive.weights)
             if keeps:
                 self._kept[k] = predictive
@@ -223,19 +212,11 @@ def held_bytes(value: object) -> int:
         seen.add(id(item))
         if isinstance(item, Tensor):
             storages[item.untyped_storage().data_ptr()] = item.untyped_storage().nbytes()
-        elif isinstance(item, Mapping):
-            todo.extend(item.values())
         elif isinstance(item, list | tuple):
             todo.extend(item)
         else:
-            todo.extend(getattr(item, "__dict__", {}).values())
+            todo.extend((item if isinstance(item, Mapping) else getattr(item, "__dict__", {})).values())
     return sum(storages.values())
-
-
-_FLAT_NOTE = (
-    "expected values in the units of the training data, found ones that the model's intensity maps to one value: "
-    "the image is blank, or its values have another range"
-)
 
 
 def _is_flat(image: Tensor) -> bool:
@@ -245,21 +226,21 @@ def _is_flat(image: Tensor) -> bool:
     return bool((high - low < _FLAT).all())
 
 
-def _heaviest_first(labels: Tensor, mass: list[float], merge: bool) -> tuple[list[int], Tensor]:
-    """One draw of each distinct mask in descending order of weight; and for each draw, which of these it is.
+def _heaviest_first(labels: Tensor, mass: list[float], merge: bool) -> tuple[list[int], list[float], list[int]]:
+    """The first draw and the weight of each distinct mask, heaviest first; and for each draw, which of these it is.
 
     >>> labels = torch.tensor([[[0]], [[1]], [[1]]], dtype=torch.uint8)
-    >>> _heaviest_first(labels, [0.4, 0.3, 0.3], merge=True)
-    ([1, 0], tensor([1, 0, 0]))
+    >>> _heaviest_first(labels, [0.5, 0.25, 0.5], merge=True)
+    ([1, 0], [0.75, 0.5], [1, 0, 0])
     """
-    keys: list[object] = list(range(len(labels)))
+    keys: list[Any] = list(range(len(labels)))
     if merge:
         keys = [hashlib.blake2b(np.ascontiguousarray(one.numpy()).data).digest() for one in labels]
-    total: dict[object, float] = {}
+    total = defaultdict(float)
     for key, weight in zip(keys, mass, strict=True):
-        total[key] = total.get(key, 0.0) + weight
+        total[key] += weight
     ranked = sorted(total, key=lambda key: -total[key])  # stable: of equal weights, the one drawn first
-    return [keys.index(key) for key in ranked], torch.tensor([ranked.index(key) for key in keys])
+    return list(map(keys.index, ranked)), [total[key] for key in ranked], list(map(ranked.index, keys))
 
 
 def _device(device: torch.device | str) -> torch.device:
@@ -271,16 +252,14 @@ def _device(device: torch.device | str) -> torch.device:
     return found
 
 
-_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
-
-
 @contextmanager
 def _fits(source: Source) -> Iterator[None]:
     """Turns errors of memory into one line that names the image."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # PyTorch's own errors of memory are RuntimeErrors
-        if isinstance(error, RuntimeError) and not any(words in str(error) for words in _NO_MEMORY):
+        words = "out of memory|can't allocate memory|not enough memory"
+        if isinstance(error, RuntimeError) and not re.search(words, str(error)):
             raise
         hint = "smaller windows (window=256) and fewer masks take less"
         message = f"expected an image that fits into memory, found {source.form}; {hint}"

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ambiseg._util.errors import DataError
+from ambiseg.data.sets.folder.settings import AXES
 from ambiseg.io.source import Source
 from ambiseg.masks import MaskDistribution
 from ambiseg.nn.windows import spacing
@@ -28,6 +29,8 @@ class Options:
         merge: merge equal masks into one and add their weights.
         convert: read a grey image as colour for a model of three channels, and three equal channels as grey for a
             model of one; always done for a model whose training data were read so.
+        axes: of ``.npy`` and ``.npz`` arrays: HW, HWC, CHW, DHW, DHWC or DCHW; None is as in training.
+        axis: of a NIfTI volume that slices are cut along; None is as in training, or the last.
     """
 
     per_stratum: int | None = None
@@ -37,6 +40,8 @@ class Options:
     overlap: int | None = None
     merge: bool = True
     convert: bool = False
+    axes: str | None = None
+    axis: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("per_stratum", 1), ("samples", 1), ("window", 0), ("overlap", 0)):
@@ -45,6 +50,8 @@ class Options:
                 raise DataError(f"{name}: expected {least} or more, found {value}")
         if self.per_stratum is not None and self.samples is not None:
             raise DataError(f"samples: expected None beside per_stratum={self.per_stratum}, found {self.samples}")
+        if self.axes is not None and self.axes not in AXES:
+            raise DataError(f"axes: expected one of {', '.join(AXES)}, found {self.axes!r}")
         spacing(self.window, self.overlap)
 
 
@@ -58,53 +65,34 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Strata:
-    """The K strata that draws fall into, such as components of a mixture or members of an ensemble.
+    """The K strata that draws fall into, such as components of a mixture or members of an ensemble."""
 
-    Attributes:
-        name: what the method calls a stratum.
-        weights: ``[K]``; of a volume the mean over its slices.
-        centres: ``[K, *spatial]`` the most typical mask of each stratum.
-        slice_weights: ``[D, K]`` of every slice.
-    """
-
-    name: str
-    weights: Tensor
-    centres: Tensor
-    slice_weights: Tensor
+    name: str  #: what the method calls a stratum
+    weights: Tensor  #: ``[K]``; of a volume the mean over its slices
+    centres: Tensor  #: ``[K, *spatial]`` the most typical mask of each stratum
+    slice_weights: Tensor  #: ``[D, K]`` of every slice
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
     """The masks of one image or one volume.
 
-    Attributes:
-        name: of the image, and of the folder that its files go to.
-        masks: one image of N masks ``[1, N, H, W]`` (``[1, N, D, H, W]``), in descending order of weight, with the soft
-            ``marginal``.
-        draws: the draws that the masks came from, stratum by stratum; a merged mask came from several.
-        strata: None for methods without.
-        entropy: ``[*spatial]`` in nats, of the marginal.
-        classes: names of the class ids.
-        source: the file, with its size and its position in space.
-        run: the run that the model is from, as it was named.
-        which: of its weights.
-        options: that it was made with.
-        windows: how many windows a slice was cut into; 1 is whole.
-        notes: what is odd about the image.
+    ``masks`` is one image of N masks ``[1, N, H, W]`` (``[1, N, D, H, W]``), in descending order of weight, with the
+    soft ``marginal``; ``draws`` are what they came from, stratum by stratum: a merged mask came from several.
     """
 
-    name: str
+    name: str  #: of the image, and of the folder for its files
     masks: MaskDistribution
     draws: tuple[Draw, ...]
-    strata: Strata | None
-    entropy: Tensor
-    classes: tuple[str, ...]
-    source: Source
-    run: str
-    which: str
+    strata: Strata | None  #: None for methods without
+    entropy: Tensor  #: ``[*spatial]`` in nats, of the marginal
+    classes: tuple[str, ...]  #: names of the class ids
+    source: Source  #: the file, with its size and its position in space
+    run: str  #: that the model is from, as it was named
+    which: str  #: of its weights
     options: Options
-    windows: int = 1
-    notes: tuple[str, ...] = ()
+    windows: int = 1  #: how many a slice was cut into; 1 is whole
+    notes: tuple[str, ...] = ()  #: what is odd about the image
 
     @property
     def form(self) -> str:

@@ -48,24 +48,20 @@ def write(
     prediction: Prediction, out: str | os.PathLike[str], existing: Existing = "refuse", overview: bool = True
 ) -> Path:
     """Write all files of a prediction to ``out/<its name>`` and return that folder."""
-    folder = target(Path(out), prediction.name, existing)
-    if folder is None:
-        return Path(out) / prediction.name
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_folder(folder) as draft:
-        _fill(prediction, draft, overview)
+    folder = Path(out) / prediction.name
+    if target(Path(out), prediction.name, existing) is not None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_folder(folder) as draft:
+            _fill(prediction, draft, overview)
     return folder
 
 
 def _fill(prediction: Prediction, folder: Path, overview: bool) -> None:
     source, classes, strata = prediction.source, len(prediction.classes), prediction.strata
-    labels = prediction.masks.labels[0].numpy()
-    suffix = suffix_for(source)
+    labels, suffix = prediction.masks.labels[0].numpy(), suffix_for(source)
     digits = max(2, len(str(len(labels) - 1)))
     masks = {f"mask_{i:0{digits}}{suffix}": ids for i, ids in enumerate(labels)}
-    centres = {}
-    if strata is not None:
-        centres = {f"{strata.name}_{k}{suffix}": ids for k, ids in enumerate(strata.centres.numpy(), 1)}
+    centres = {f"{strata.name}_{k}{suffix}": ids for k, ids in enumerate(strata.centres.numpy(), 1)} if strata else {}
     for file, ids in {**masks, **centres}.items():
         write_map(folder / file, ids.astype(np.uint8 if classes <= 256 else np.uint16, copy=False), source)
     prediction.masks.save(folder / "masks.npz")
@@ -75,33 +71,26 @@ def _fill(prediction: Prediction, folder: Path, overview: bool) -> None:
     if source.slices == 1:
         write_heat(folder / "entropy.png", values / np.log(classes))
     about = _about(prediction, list(masks), list(centres), entropy)
-    text = json.dumps(about, indent=1, ensure_ascii=False, allow_nan=False)
-    write_text(folder / "weights.json", text + "\n")
+    write_text(folder / "weights.json", json.dumps(about, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     if overview:
         with atomic_write(folder / "overview.png") as file:
             draw_overview(prediction, file)
 
 
 def _about(prediction: Prediction, masks: list[str], centres: list[str], entropy: str) -> dict[str, Any]:
-    source, strata = prediction.source, prediction.strata
-    compact, draws, spread = prediction.form == "compact", len(prediction.draws), prediction.entropy
-    listed, described = [], None
-    for i, (file, weight) in enumerate(zip(masks, prediction.masks.mass[0].tolist(), strict=True)):
-        by = [k + 1 for k in prediction.strata_of(i)]  # counted from 1, as in file names and reports
-        pixels = np.bincount(prediction.masks.labels[0, i].numpy().reshape(-1), minlength=len(prediction.classes))
-        listed.append(
-            {
-                "file": file,
-                "weight": weight,
-                **({"stratum": by[0], "strata": by} if by else {}),
-                "draws": sum(draw.mask == i for draw in prediction.draws),
-                "pixels": dict(zip(prediction.classes, pixels.tolist(), strict=True)),
-            }
-        )
+    source, strata, draws = prediction.source, prediction.strata, prediction.draws
+    compact, described, listed = prediction.form == "compact", None, []
     if strata is not None:
         described = {"name": strata.name, "weights": strata.weights.tolist(), "files": centres}
         if source.slices > 1:
             described["slice_weights"] = strata.slice_weights.tolist()
+    for i, (file, weight) in enumerate(zip(masks, prediction.masks.mass[0].tolist(), strict=True)):
+        mask: dict[str, Any] = {"file": file, "weight": weight}
+        if by := [k + 1 for k in prediction.strata_of(i)]:  # counted from 1, as in file names and reports
+            mask |= {"stratum": by[0], "strata": by}
+        mask["draws"] = sum(draw.mask == i for draw in draws)
+        pixels = np.bincount(prediction.masks.labels[0, i].numpy().reshape(-1), minlength=len(prediction.classes))
+        listed.append(mask | {"pixels": dict(zip(prediction.classes, pixels.tolist(), strict=True))})
     return {
         "format": FORMAT,
         "name": prediction.name,
@@ -111,14 +100,14 @@ def _about(prediction: Prediction, masks: list[str], centres: list[str], entropy
         "run": prediction.run,
         "weights_of": prediction.which,
         "form": prediction.form,
-        "per_stratum": draws // len(centres) if compact else None,
-        "samples": None if compact else draws,
+        "per_stratum": len(draws) // len(centres) if compact else None,
+        "samples": None if compact else len(draws),
         "seed": prediction.options.seed,
         "windows": prediction.windows,
         "classes": list(prediction.classes),
         "strata": described,
         "masks": listed,
-        "entropy": {"file": entropy, "mean": float(spread.mean()), "max": float(spread.max())},
+        "entropy": {"file": entropy, "mean": float(prediction.entropy.mean()), "max": float(prediction.entropy.max())},
         "notes": list(prediction.notes),
         "version": __version__,
     }
