@@ -74,7 +74,14 @@ def evaluation(names: list[str], **changes: Any) -> dict[str, Any]:
         case |= {"empty_share": 0.5, "annotations": {"diversity": (7 * i % 10) / 10, "entropy": 0.1}}
         keys = [f"{s['form']}-{s['samples']}" for s in settings]
         cases.append({**case, "strata_weights": weights, "scores": dict.fromkeys(keys, scores)})
-    content = {"format": FORMAT, "run": "x", "split": "test", "protocol": "mose", "which": "best", "weights": ""}
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "run": "x",
+        "split": "test",
+        "protocol": "mose",
+        "which": "best",
+        "weights": "",
+    }
     content |= {"seed": 0, "data": "shapes", "threads": 1, "batch_size": 8, "images": 24, "patients": 7}
     content |= {"classes": ["ground", "shape"], "evaluated": [1], "settings": settings}
     content["annotations"] = {"diversity": mean(0.38), "entropy": mean(0.09), "empty_share": mean(0.5)}
@@ -84,7 +91,12 @@ def evaluation(names: list[str], **changes: Any) -> dict[str, Any]:
 
 def known_modes(**changes: Any) -> dict[str, Any]:
     """Two modes and two strata."""
-    content = {"setting": "compact-16", "images": 24, "names": ["plain", "flipped"], "probability": [0.75, 0.25]}
+    content: dict[str, Any] = {
+        "setting": "compact-16",
+        "images": 24,
+        "names": ["plain", "flipped"],
+        "probability": [0.75, 0.25],
+    }
     content |= {"ratio": [0.7123, 0.2877], "distance": 0.0377, "strata_iou": [[0.9, 0.2], [0.1, 0.3]]}
     flip = {"name": "road", "to": "road2", "probability": 0.25, "truth": 0.47, "predicted": 0.4512}
     return {**content, "by_setting": {}, "flips": [flip], **changes}

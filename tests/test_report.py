@@ -434,6 +434,28 @@ def test_annotations_that_are_the_same_are_one():
     assert [(round(one.weight, 3), one.readers, int(one.labels.sum())) for one in found] == [(0.6, 2, 1), (0.4, 2, 0)]
 
 
+def test_curves_are_of_the_columns_that_the_method_logged(run, monkeypatch):
+    """Also where a term of the loss is named like a setting, and where a setting could have moved and did not."""
+    lines = (run / "metrics.csv").read_text().splitlines()
+    rows = [line.split(",") for line in lines]
+    rows[0] += ["capacity", "dice"]
+    for row in rows[1:]:
+        row += ["0.5", "0.25"]
+    (run / "metrics.csv").write_text("\n".join(map(",".join, rows)) + "\n")
+    drawn: dict[str, list[str]] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda figure, history, keys, *label: drawn.update({name + "".join(label): keys})
+
+    monkeypatch.setattr(curves, "curves", note(""))
+    monkeypatch.setattr(curves, "schedules", note("schedules"))
+    page(Run(run), Evaluation.load(run / "evaluation-test.json"), None, None)
+    assert drawn["score"] == ["val_ged", "val_ged_unbiased", "val_matched_iou"]
+    assert drawn["loss"] == ["loss", "transport", "kl", "dice"]
+    assert drawn["schedules"][0] == "lr"
+    assert "capacity" in drawn["schedules"]
+
+
 def test_the_best_epoch_is_the_first_of_the_smallest():
     history = [{"epoch": 1.0}, {"epoch": 2.0, "val_ged": 0.2}, {"epoch": 3.0, "val_ged": 0.2}, {"epoch": 4.0}]
     assert curves.best_epoch(history) == 2

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
         prediction,
         regions,
         runs,
-        streaming,
         training,
         transport,
     )
@@ -92,7 +91,7 @@ __all__ = [  # noqa: RUF022 - names first, then modules
     "Stratified", "TrainedModel", "bootstrap", "ece", "evaluate", "evaluate_files", "ged", "load", "load_official",
     "matched_iou", "pairwise_iou", "pixel_entropy", "predict", "reliability_curve", "report", "sample_diversity",
     "train", "config", "data", "evaluation", "io", "masks", "methods", "metrics", "nn", "overlap", "prediction",
-    "regions", "runs", "streaming", "training", "transport",
+    "regions", "runs", "training", "transport",
 ]  # fmt: skip
 
 

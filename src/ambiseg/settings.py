@@ -241,8 +241,8 @@ def one_of(words: Sequence[str]) -> str:
 def inline(value: Any) -> str:
     """A value as one would type it.
 
-    >>> inline(None), inline((0.8, 1.25)), inline({"train": 0.7, "val": True}), inline("mose")
-    ('null', '[0.8, 1.25]', '{train: 0.7, val: true}', 'mose')
+    >>> inline(None), inline((0.8, 1.25)), inline({"train": 0.7, "val": True}), inline("adam")
+    ('null', '[0.8, 1.25]', '{train: 0.7, val: true}', 'adam')
     """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
@@ -343,5 +343,5 @@ def read_json(cls: Any, path: Path, text: str | bytes, what: str) -> Any:
         first = error.errors()[0]
         if first["type"] == "json_invalid":
             raise ConfigError(f"{path}: expected {what} as JSON, found {first.get('ctx', {}).get('error')}") from None
-        place = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{path}: expected {what}, found {place}: {first['msg']}") from None
+        place = "".join(f"{part}." for part in first["loc"])[:-1]
+        raise ConfigError(f"{path}: expected {what}, found {place or 'other content'}: {first['msg']}") from None

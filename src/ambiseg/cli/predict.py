@@ -53,7 +53,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     masks = command.add_argument_group("masks")
     form = masks.add_mutually_exclusive_group()
     count: dict[str, Any] = {"type": int, "metavar": "N"}
-    form.add_argument("--per-stratum", **count, help="weighted masks per stratum, such as an expert (default: 4)")
+    form.add_argument("--per-stratum", **count, help="weighted masks per stratum of the method (default: 4)")
     form.add_argument("--samples", **count, help="equally likely masks instead (without strata the default: 16)")
     masks.add_argument("--seed", type=int, default=0, help="other masks of the same distribution (default: 0)")
     masks.add_argument("--no-merge", action="store_true", help="keep equal masks apart instead of adding their weights")

@@ -70,8 +70,8 @@ def predict(
     >>> from ambiseg import load
     >>> image = np.random.default_rng(0).integers(-1000, 400, (1, 32, 48))
     >>> [one] = predict(load("demo"), image, per_stratum=3)
-    >>> one.masks.spatial, len(one.draws), one.strata.name, one.strata.centres.shape
-    (torch.Size([32, 48]), 12, 'expert', torch.Size([4, 32, 48]))
+    >>> one.masks.spatial, len(one.draws), one.strata.centres.shape
+    (torch.Size([32, 48]), 12, torch.Size([4, 32, 48]))
     """
     options = Options(per_stratum, samples, seed, window, overlap, merge, convert)
     given = [images] if isinstance(images, str | os.PathLike | np.ndarray | Tensor) else list(images)

@@ -59,7 +59,7 @@ def draw_overview(prediction: Prediction, file: BinaryIO) -> None:
         canvas.header(hidden)
         canvas.maps((big * panel[0], big * panel[1]), lines * (panel[1] + _BETWEEN) / 2)
         if prediction.strata is not None:
-            canvas.text(start, _TOP - 0.25, f"mean of the {prediction.strata.name}", colour=SOFT)
+            canvas.text(start, _TOP - 0.25, f"centre of the {prediction.strata.name}", colour=SOFT)
             if columns > 1:
                 canvas.text(start + panel[0] + 0.16, _TOP - 0.25, "its samples, with their weights", colour=SOFT)
         else:

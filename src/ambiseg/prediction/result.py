@@ -58,7 +58,7 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Strata:
-    """The K strata that draws fall into, such as experts or members of an ensemble.
+    """The K strata that draws fall into, such as components of a mixture or members of an ensemble.
 
     Attributes:
         name: what the method calls a stratum.

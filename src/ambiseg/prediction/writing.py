@@ -2,7 +2,7 @@
 
 ====================  =============================================================================================
 ``mask_00.png`` …      class ids, in descending order of weight; in the format of the image, see :mod:`ambiseg.io.write`
-``expert_1.png`` …     the most typical mask of each stratum, named by the method's word for it; if it has strata
+``NAME_1.png`` …       the most typical mask of each stratum, if there are any; NAME is the method's word for one
 ``weights.json``       the weight of each mask, and the strata it came from
 ``masks.npz``          all masks as a :class:`~ambiseg.masks.MaskDistribution`
 ``entropy.tif``        entropy of each pixel's class, float32 in nats (``.nii.gz`` where the masks are)

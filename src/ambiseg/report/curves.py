@@ -32,11 +32,11 @@ class Columns:
     schedules: list[str]
 
 
-def columns(history: History, settings: Container[str]) -> Columns:
+def columns(history: History, scheduled: Container[str]) -> Columns:
     """Tell columns apart by their names.
 
-    ``epoch`` and ``step`` count, ``val_…`` are scores on the validation images, ``lr…`` and ``settings`` (names of
-    the method's settings) are schedules, and every other column is a term of the loss.
+    ``epoch`` and ``step`` count, ``val_…`` are scores on the validation images, ``lr…`` and the settings of the method
+    that may be ``scheduled`` are schedules, and every other column is a term of the loss.
 
     >>> columns([{"epoch": 1, "lr": 0.1, "tau": 2, "loss": 3, "kl": math.nan, "val_ged": 4}], {"tau"})
     Columns(losses=['loss'], scores=['val_ged'], schedules=['lr', 'tau'])
@@ -45,8 +45,8 @@ def columns(history: History, settings: Container[str]) -> Columns:
     for key in dict.fromkeys(key for row in history for key in row):
         if key in ("epoch", "step") or not any(math.isfinite(row.get(key, math.nan)) for row in history):
             continue
-        scheduled = key == "lr" or key.startswith("lr_") or key in settings
-        kind = found.scores if key.startswith("val_") else found.schedules if scheduled else found.losses
+        moves = key == "lr" or key.startswith("lr_") or key in scheduled
+        kind = found.scores if key.startswith("val_") else found.schedules if moves else found.losses
         kind.append(key)
     return found
 

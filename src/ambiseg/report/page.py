@@ -7,11 +7,12 @@ import shlex
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from ambiseg import config as configuration
 from ambiseg._util.text import count
 from ambiseg.evaluation.results import Evaluation, Interval, SettingScores
+from ambiseg.methods.schedules import Schedule
 from ambiseg.metrics import PROTOCOLS
 from ambiseg.report import curves, figures
 from ambiseg.report.figures import THIRD, Figures, Plot
@@ -140,7 +141,9 @@ def _plots(run: Run, evaluation: Evaluation, headline: SettingScores, made: Figu
             plots["flips"] = made.plot("flips", figures.class_flips, modes, size=THIRD)
         if modes.strata_iou and strata:
             plots["mode_strata"] = made.plot(f"mode-{name}", figures.mode_strata, modes, strata.name, size=THIRD)
-    found = curves.columns(history, vars(run.config.model))
+    settings = type(run.config.model).model_fields
+    scheduled = [name for name, field in settings.items() if Schedule in get_args(field.annotation)]
+    found = curves.columns(history, scheduled)
     for key, draw, columns, *label in (
         ("loss", curves.curves, found.losses, "loss"),
         ("validation", curves.curves, found.scores, "score"),

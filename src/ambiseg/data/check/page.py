@@ -10,13 +10,15 @@ import numpy as np
 
 from ambiseg._util.progress import progress
 from ambiseg._util.text import count, percent, shape_text
-from ambiseg.data.case import Cases
+from ambiseg.data.case import Case, Cases
 from ambiseg.data.check.check import CheckResult, read
 from ambiseg.data.check.statistics import CaseSummary
 from ambiseg.data.check.text import CLASS_HEAD, READER_HEAD, class_rows, number, overview, reader_rows
 from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.io.errors import KINDS, Problem
-from ambiseg.viz.drawing import data_uri, differences, heat_gradient, outlines, reader_colours
+from ambiseg.viz.colours import HEAT, reader_colours
+from ambiseg.viz.page import render
+from ambiseg.viz.pictures import data_uri, differences, outlines, over, photograph
 
 Shown = list[tuple[CaseSummary, str]]  # cases to draw, each with the line of a problem or ""
 _MOST, _LEAST, _WRONG = 8, 4, 12  # pictures of each kind
@@ -32,7 +34,8 @@ def page(result: CheckResult, quiet: bool = False) -> str:
     number_of = {name: index for index, name in enumerate(cases.names)}
     drawn = progress(shown, len(shown), "drawing", quiet)
     figures = iter([_figure(cases, number_of[case.name], case, problem, colours) for case, problem in drawn])
-    return _render(
+    return render(
+        "ambiseg.data.check",
         "check.html",
         result=result,
         kinds=KINDS,
@@ -47,25 +50,9 @@ def page(result: CheckResult, quiet: bool = False) -> str:
         histogram=np.histogram([case.iou for case in statistics.shared], bins=20, range=(0, 1))[0].tolist(),
         iou=number(statistics.iou),
         colours=colours,
-        heat=heat_gradient(),
+        heat=", ".join(HEAT[1:]),
         galleries=[(title, text, [next(figures) for _ in pairs]) for title, text, pairs in galleries],
     )
-
-
-def _render(template: str, **values: Any) -> str:
-    """Fill a template of this package; all values are escaped."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("ambiseg.data.check"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["count"] = count
-    return environment.get_template(template).render(values)
 
 
 def _galleries(result: CheckResult, cases: Cases) -> list[tuple[str, str, Shown]]:
@@ -105,10 +92,16 @@ def _figure(cases: Cases, index: int, summary: CaseSummary, problem: str, colour
     if case is None:
         return {"pictures": []}
     readers, differing = count(len(case.readers), "reader"), percent(summary.differing)
-    pictures = [(f"{case.name}: the image with the outlines of {readers}", data_uri(outlines(case, colours)))]
+    pictures = [(f"{case.name}: the image with the outlines of {readers}", data_uri(outlined(case, colours)))]
     about = f"{readers}, {shape_text(summary.size)}"
     if math.isfinite(summary.iou):
         about += f", IoU {number(summary.iou)}, {differing} of pixels differ"
         alt = f"{case.name}: where the readers differ, {differing} of the pixels"
-        pictures.append((alt, data_uri(differences(case))))
+        pictures.append((alt, data_uri(differences(case.image, case.table, case.regions, case.void))))
     return {"pictures": pictures, "name": case.name, "about": about, "problem": problem}
+
+
+def outlined(case: Case, colours: dict[str, str]) -> np.ndarray:
+    """``[h, w, 3]`` bytes: the image with the outlines of its readers, each in its colour."""
+    lines = outlines([*case.labels], [colours.get(reader, "#ffffff") for reader in case.readers])
+    return over(photograph(case.image), lines)

@@ -290,11 +290,14 @@ class MoSEPredictive(Stratified):
             return super().render(noise)
         rows, head = self._folded(noise.codes)
         (B, P, _), C, device = rows.shape, self.classes, rows.device
-        labels = torch.empty(B, noise.count, P, dtype=label_dtype(C), device=device)
-        marginal = torch.empty(B, C, P, dtype=torch.promote_types(rows.dtype, torch.float32), device=device)
-        for start in range(0, P, _BAND):  # a stitched map may be in half precision: it is widened band by band
-            band = slice(start, start + _BAND)
-            labels[:, :, band], marginal[:, :, band] = draw_masks(rows[:, band], head, noise.mass)
+        if P <= _BAND:
+            labels, marginal = draw_masks(rows, head, noise.mass)
+        else:  # a stitched map may be in half precision: it is widened band by band
+            labels = torch.empty(B, noise.count, P, dtype=label_dtype(C), device=device)
+            marginal = torch.empty(B, C, P, dtype=torch.promote_types(rows.dtype, torch.float32), device=device)
+            for start in range(0, P, _BAND):
+                band = slice(start, start + _BAND)
+                labels[:, :, band], marginal[:, :, band] = draw_masks(rows[:, band], head, noise.mass)
         labels, marginal = labels.unflatten(2, self.size), marginal.unflatten(2, self.size)
         return MaskDistribution(labels, None if noise.weights is None else noise.weights.detach(), marginal=marginal)
 

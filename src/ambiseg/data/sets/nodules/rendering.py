@@ -11,16 +11,8 @@ from ambiseg.data.sets.nodules.anatomy import Grid, Tubes, Wall, join, occupancy
 from ambiseg.data.sets.nodules.outlines import RATINGS, Native, Nodule
 
 VERSION = "1"  # of the simulation: raise it when the same nodule gives another picture
-_PARTS = (
-    "scan",
-    "lung",
-    "walls",
-    "tissue 1",
-    "tissue 2",
-    "vessels",
-    "nodule",
-    "noise",
-)  # each has its own random numbers
+# Each has its own random numbers.
+_PARTS = ("scan", "lung", "walls", "tissue 1", "tissue 2", "vessels", "nodule", "noise")
 _MARGIN = 10  # native pixels around the outlines, for the nodule's edge to fade in
 
 
