@@ -257,13 +257,9 @@ def test_rotation_of_whole_images_is_refused():
 def test_batches_move_as_one():
     batch = Loader(random_cases(2, void=True), PLAIN)[BatchSpec((0, 1), 0)]
     moved = batch.to("meta")
-    tensors = [
-        moved.images,
-        moved.annotations.labels,
-        moved.annotations.valid,
-        moved.annotations.regions.index,
-        moved.annotations.regions.size,
-    ]
+    regions = moved.annotations.regions
+    assert regions is not None
+    tensors = [moved.images, moved.annotations.labels, moved.annotations.valid, regions.index, regions.size]
     assert {str(x.device) for x in tensors if x is not None} == {"meta"}
     assert moved.names == batch.names
 

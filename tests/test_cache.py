@@ -61,20 +61,15 @@ settings = ["--data.name=folder", f"--data.root={sys.argv[1]}", "--data.batch_si
 train(parse([*settings, "--data.size=16", "--trainer.epochs=1", "--trainer.accelerator=cpu"]), sys.argv[2], quiet=True)
 """
 EVALUATE = """
-from ambiseg.data import DataConfig, DataModule, Split
-split = Split.load(sys.argv[2] + "/split.json")
-for decode in (True, False):
-    data = DataModule(DataConfig(name="folder", root=sys.argv[1]), split=split, decode=decode)
-    data.prepare_data()
-    data.setup()
-    split.verify(data.cases)
-    assert sum(len(batch) for batch in data.test_dataloader()) == len(split.parts["test"])
-    assert data.cases.classes == ("background", "foreground") and data.intensity.high == 255
+import ambiseg
+from ambiseg.report import report
+ambiseg.evaluate(sys.argv[2], samples=(2,), accelerator="cpu", quiet=True)
+report(sys.argv[2], cases=1, quiet=True)
 """
 PRINT = "\nprint(json.dumps(opened))\n"
 
 
-def test_training_opens_every_file_once_and_later_commands_open_none(tmp_path):
+def test_training_opens_every_file_once_and_evaluation_and_report_open_none(tmp_path):
     """Pictures whose labels are not declared: channels, number type and classes are found on the way."""
     root = make(tmp_path / "data", [f"c{i:02}" for i in range(24)], ["Ann", "Bob"])
     save(root / "masks/Ann/c03.png", disc(16, 20) > 0)  # one bit per pixel
@@ -87,7 +82,8 @@ def test_training_opens_every_file_once_and_later_commands_open_none(tmp_path):
     )
     assert json.loads(trained.stdout.splitlines()[-1]) == dict.fromkeys(files, 1)
     later = run(COUNT + EVALUATE + PRINT, root, tmp_path / "run", cache=tmp_path / "cache")
-    assert json.loads(later.stdout) == {}
+    assert json.loads(later.stdout.splitlines()[-1]) == {}
+    assert (tmp_path / "run" / "report.html").is_file()
     assert not list((tmp_path / "tmp").glob("ambiseg*"))
 
 

@@ -23,7 +23,7 @@ from ambiseg.evaluation.summary import summarise_modes
 from ambiseg.masks import MaskDistribution
 from ambiseg.methods.drawing import Drawing
 from ambiseg.overlap import pairwise_iou
-from ambiseg.report import report
+from ambiseg.reporting import report
 from ambiseg.training import train
 from ambiseg.viz.colours import class_colours
 from ambiseg.viz.pictures import outlines

@@ -49,6 +49,8 @@ def module(cases=None, split=None, **settings) -> DataModule:
 
 
 def same(a: Batch, b: Batch) -> bool:
+    assert a.annotations.regions is not None
+    assert b.annotations.regions is not None
     return (
         a.names == b.names
         and torch.equal(a.images, b.images)

@@ -28,9 +28,9 @@ from ambiseg.data.sets.shapes import Shapes
 from ambiseg.data.splits import Split
 from ambiseg.evaluation.results import FORMAT, CaseScores, Evaluation
 from ambiseg.methods.base import Noise, Predictive
-from ambiseg.report import curves, figures, report
-from ambiseg.report.gallery import Gallery, choose_cases, distinct_annotations, draw_samples, view_case
-from ambiseg.report.page import page, summary
+from ambiseg.reporting import curves, figures, report
+from ambiseg.reporting.gallery import Gallery, choose_cases, distinct_annotations, draw_samples, view_case
+from ambiseg.reporting.page import page, summary
 from ambiseg.runs import Run
 from tests.pages import Reader, evaluation, known_modes, parsed
 
@@ -388,7 +388,7 @@ def test_the_command_says_where_the_page_is(run, capsys, tmp_path):
 def test_neither_a_display_nor_a_home_is_needed(tmp_path):
     """A configuration folder that cannot be made: matplotlib takes a temporary one, and nobody hears of it."""
     code = (
-        "from ambiseg.report import figures, curves\n"
+        "from ambiseg.reporting import figures, curves\n"
         "history = [{'epoch': 1.0, 'loss': 2.0, 'val_ged': 0.3}]\n"
         "with figures.drawing():\n"
         "    plot = figures.Figures(None).plot('a', curves.curves, history, ['loss'], 'loss')\n"

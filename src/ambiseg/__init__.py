@@ -15,7 +15,7 @@
 - :mod:`ambiseg.config`      a run as one typed configuration; recipes
 - :mod:`ambiseg.runs`        the folder of a run, and loading a model from it
 - :mod:`ambiseg.training`    ``train``; :mod:`ambiseg.evaluation` ``evaluate``; :mod:`ambiseg.prediction` ``predict``
-- :mod:`ambiseg.report`      the page of a run
+- :mod:`ambiseg.reporting`   ``report``, the page of a run
 - :mod:`ambiseg.cli`         the ``ambiseg`` command
 
 Everything is imported when it is first used: PyTorch alone takes over a second, and ``ambiseg --help`` needs none.
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     )
     from ambiseg.overlap import pairwise_iou
     from ambiseg.prediction import predict
-    from ambiseg.report import report
+    from ambiseg.reporting import report
     from ambiseg.runs import Run, TrainedModel, load
     from ambiseg.training import train
 
@@ -76,7 +76,7 @@ _NAMES = {
     ),
     "overlap": ("pairwise_iou",),
     "prediction": ("predict",),
-    "report": ("report",),
+    "reporting": ("report",),
     "runs": ("Run", "TrainedModel", "load"),
     "training": ("train",),
 }  # fmt: skip

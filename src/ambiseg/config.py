@@ -292,8 +292,10 @@ def migrated(content: Mapping[str, Any]) -> dict[str, Any]:
         if schedule is not None:  # samples: null took model.samples
             found.setdefault("model", {})[name] = schedule
     data = found.get("data")
-    if isinstance(data, dict) and data.get("cache") == "temporary":
-        del data["cache"]
+    if isinstance(data, dict):
+        for key, default in (("cache", "temporary"), ("annotations", "all")):
+            if schedules and data.get(key) == default:  # the default of version 0.1, which has another name now
+                del data[key]
     return found
 
 

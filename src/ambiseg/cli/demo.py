@@ -46,7 +46,7 @@ def _demo(arguments: argparse.Namespace) -> int:
         train(config, out, resume=begun, quiet=quiet, command=sys.argv)
 
     from ambiseg.evaluation import evaluate, evaluation_path, saved_evaluation
-    from ambiseg.report import SAMPLES, report
+    from ambiseg.reporting import SAMPLES, report
 
     say("2/3 evaluating on patients that it has not seen")
     run = Run(out)

@@ -41,7 +41,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from ambiseg.report import report
+    from ambiseg.reporting import report
 
     options = {name: getattr(arguments, name) for name in ("split", "out", "cases", "samples", "quiet")}
     page = report(arguments.folder, **options, data=None if arguments.root is None else {"root": arguments.root})

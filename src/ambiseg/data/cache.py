@@ -4,9 +4,9 @@ The cache is a folder of stores (see :mod:`ambiseg.data.store`), each named afte
 from: paths, sizes and times of files, and settings. Data that change get another name, so a store is never out of date.
 
 - One process writes a store; others wait, and find it finished. A process that is killed leaves a draft, which the next
-  process that needs the data continues. Drafts that nobody continued for a day are removed.
+  process that needs the data continues. Drafts that no process continued for a day are removed.
 - A process that reads a store holds a shared lock on its file ``used``, which the system releases when the process
-  ends. When the cache exceeds its limit, the least recently used stores that nobody holds are removed.
+  ends. When the cache exceeds its limit, the least recently used stores that no process holds are removed.
 
 The folder is the user's cache folder, or the environment variable ``AMBISEG_CACHE``; the limit is 20 GB, or
 ``AMBISEG_CACHE_GB``.
@@ -124,7 +124,7 @@ def _fill(cases: Cases, folder: Path, progress: Progress | None) -> Store:
 
 
 def _lock(folder: Path):
-    """Held by whoever writes or removes a store. Its file is beside the stores, so that it outlives them."""
+    """Held by the process that writes or removes a store. Its file is beside the stores and is never removed."""
     from filelock import FileLock
 
     locks = folder.parent / "locks"
@@ -156,7 +156,7 @@ def _remove(folder: Path) -> bool:
         if not hold.lock(shared=False):
             return False
         removed = folder.with_name(_REMOVED + secrets.token_hex(8))
-        folder.rename(removed)  # at once: nobody finds half a store
+        folder.rename(removed)  # at once: no process finds half a store
     except OSError:  # removed by another process; on Windows also a store whose files are open
         return False
     finally:

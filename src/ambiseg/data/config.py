@@ -23,7 +23,7 @@ from ambiseg.data.sets.shapes import Shapes
 from ambiseg.data.sets.street.camvid import CamVid
 from ambiseg.data.sets.street.cityscapes import Cityscapes
 from ambiseg.data.sets.street.flips import Flips
-from ambiseg.data.splits import Split
+from ambiseg.data.splits import SHARES, Split
 from ambiseg.data.store import Store
 from ambiseg.settings import Settings, inline
 
@@ -54,28 +54,21 @@ class DataConfig(Settings):
     """
 
     name: str = Field(default="nodules", description=f"which data set: {', '.join(DATASETS)}")
-    root: str | None = Field(
-        default=None, description="where the data are, for data sets that are not part of the package"
-    )
+    root: str | None = Field(default=None, description="where the data are, unless they are part of the package")
     options: dict[str, Any] = Field(
-        default_factory=dict,
+        default={},
         description="further arguments of the data set, such as {size: 128} for nodules; flips makes data with one "
         "class-id map per image ambiguous",
     )
     extra: str | None = Field(
-        default=None,
-        description="a folder of another model's predictions that join the images as channels, for data sets that "
-        "take them",
+        default=None, description="a folder of another model's predictions that join the images as channels"
     )
     split: str | None = Field(
         default=None,
         description="declared (the owner's), hash (by patient), mose (as released with the paper, for LIDC) or the "
         "file of a saved split; null: declared where the data have one, else hash",
     )
-    fractions: dict[str, float] = Field(
-        default_factory=lambda: {"train": 0.7, "val": 0.1, "test": 0.2},
-        description="shares of the patients, for split hash",
-    )
+    fractions: dict[str, float] = Field(default=SHARES, description="shares of the patients, for split hash")
     split_seed: int = Field(default=0, description="another seed, another split")
     intensity: Intensity | None = Field(
         default=None, description="how raw values become the network's input; null: as the data set recommends"
@@ -83,12 +76,9 @@ class DataConfig(Settings):
     size: Size = Field(
         default=None, description="height and width of the training window; one number is a square; null: whole images"
     )
-    eval_size: Size = Field(
-        default=None, description="the same for validation and test, always in the middle of the image"
-    )
+    eval_size: Size = Field(default=None, description="the same for validation and test, in the middle of the image")
     outside: Outside = Field(
-        default="reflect",
-        description="pixels beyond the border of an image that is smaller than the window: reflect or void",
+        default="reflect", description="beyond the border of an image that is smaller than the window: reflect or void"
     )
     augment: Augment = Field(default=Augment(), description="random operations on training images")
     annotations: AnnotationPolicy = Field(
@@ -97,10 +87,7 @@ class DataConfig(Settings):
         "for the whole training; the number of one; null: what the method needs",
     )
     fraction: float = Field(
-        default=1.0,
-        gt=0,
-        le=1,
-        description="train on this part of the training set; whole patients, and a quarter is part of the half",
+        default=1.0, gt=0, le=1, description="part of the training set to train on; a quarter is part of the half"
     )
     batch_size: int = Field(default=16, ge=1, description="images per step and process")
     eval_batch_size: int = Field(default=32, ge=1, description="images at a time in validation and test")
@@ -110,9 +97,7 @@ class DataConfig(Settings):
         description="where decoded data are kept: user (the user's cache folder), or the path of another folder; null: "
         "read the source every time",
     )
-    seed: int = Field(
-        default=0, description="seed of the order, the windows, the augmentation and the annotations drawn"
-    )
+    seed: int = Field(default=0, description="of the order, the windows, the augmentation and the annotations drawn")
 
     @field_validator("name")
     @classmethod

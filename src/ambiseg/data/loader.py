@@ -256,7 +256,7 @@ def _mirrored(position: np.ndarray, length: int) -> np.ndarray:
 
 
 def _assemble(cases: Sequence[Case], images: Tensor, codes: Tensor) -> Batch:
-    """Tables padded to the largest; readers that a case lacks have weight 0; region numbers made labels."""
+    """A batch of prepared images and region maps. Tables are padded to the largest; absent readers have weight 0."""
     B, U = len(cases), max(len(c.table) for c in cases)
     M = max(c.table.shape[1] for c in cases)
     widest = max((c.table.dtype for c in cases), key=lambda dtype: dtype.itemsize)

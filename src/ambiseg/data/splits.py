@@ -20,6 +20,8 @@ from ambiseg._util.text import some
 from ambiseg.data.case import Cases, Progress
 from ambiseg.settings import explain
 
+SHARES = {"train": 0.7, "val": 0.1, "test": 0.2}
+
 
 class LeakageError(DataError):
     """Something is in two parts of a split that must be in one."""
@@ -30,7 +32,7 @@ class LeakageError(DataError):
 
 @dataclass(frozen=True)
 class Rule:
-    """Which part a patient belongs to. It depends on that patient alone: adding or removing others moves nobody.
+    """Which part a patient belongs to. It depends on that patient alone, not on who else is in the data.
 
         u = BLAKE2("seed:patient") as a number in [0, 1),     part = the first whose cumulative fraction is above u.
 
@@ -77,7 +79,7 @@ class Rule:
             reached += self.fractions[name]
             if u < reached:
                 return name
-        return last  # without a comparison: rounding must leave nobody out
+        return last  # without a comparison: the fractions may sum to slightly less than 1
 
     def __str__(self) -> str:
         shares = ", ".join(f"{name} {100 * share:.6g}%" for name, share in self.fractions.items())
@@ -150,10 +152,9 @@ class Split:
             fractions: by default train 70%, val 10%, test 20%.
             progress: all data are read for the fingerprint; called after each case.
         """
-        fractions = {"train": 0.7, "val": 0.1, "test": 0.2} if fractions is None else fractions
         if not cases.patients_known:
             raise DataError(f"{cases.title}: a split by hash needs patients, and the source did not tell who is who")
-        return _divide(cases, Rule(fractions, seed), progress)
+        return _divide(cases, Rule(SHARES if fractions is None else fractions, seed), progress)
 
     @staticmethod
     def by_patient(cases: Cases, part_of: Mapping[str, str], rule: Rule, progress: Progress | None = None) -> Split:
@@ -280,7 +281,7 @@ class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     format: Literal["ambiseg.Split/1"]
-    made: str  # the rule in words, for whoever opens the file
+    made: str  # the rule in words
     fractions: dict[str, float]
     seed: int
     declared: bool

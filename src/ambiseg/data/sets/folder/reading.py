@@ -107,7 +107,7 @@ class Files:
 
     def _size_advice(self, image: Source, mask: Source) -> str:
         if image.size == mask.size[::-1] and image.slices == mask.slices:
-            if image.format == "JPEG":  # whoever drew the mask may not have seen the picture the way it is shown
+            if image.format == "JPEG":  # the mask may have been drawn on the picture as stored
                 return "the image may be turned by its EXIF orientation: turn the mask the same way, or remove the tag"
             return "the mask seems to lie on its side: swap its rows and columns"
         if image.format == "NumPy" and image.size[1] in (3, 4) and self._settings.axes is None:

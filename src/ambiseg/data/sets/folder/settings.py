@@ -34,7 +34,7 @@ class FolderSettings(Settings):
 
     title: str | None = Field(default=None, description="what the data are, for tables and reports")
     classes: tuple[str, ...] | StrictInt | None = Field(
-        default=None, description="names of the class ids 0 … C-1, or their number"
+        default=None, description="names of the class ids, or their number"
     )
     evaluated: tuple[StrictInt, ...] | None = Field(
         default=None, description="class ids that metrics look at; all but 0 unless given"
@@ -57,7 +57,7 @@ class FolderSettings(Settings):
     intensity: Intensity | None = Field(default=None, description="how raw values become the network's input")
     patient: str | None = Field(
         default=None,
-        description="a regular expression on a case's name; the patient is its first group, or else the whole match",
+        description="a regular expression on a case's name: its first group, or else the whole match, is the patient",
     )
     images: str | None = Field(default=None, description="the images' folder")
     masks: str | None = Field(default=None, description="the masks' folder")
@@ -75,7 +75,7 @@ class FolderSettings(Settings):
         default=None, description="which axis of a NIfTI volume the slices are cut from; the last, 2, unless given"
     )
     slices: Literal["all", "marked"] | None = Field(
-        default=None, description="all slices of a volume, or those that somebody marked"
+        default=None, description="all slices of a volume, or only marked ones"
     )
     missing: Literal["error", "skip"] | None = Field(
         default=None, description="an image without any mask is an error, or one to skip"

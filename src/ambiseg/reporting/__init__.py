@@ -41,8 +41,8 @@ def report(
     from ambiseg._util.errors import ConfigError
     from ambiseg._util.files import write_text
     from ambiseg.evaluation import evaluate, evaluation_path, saved_evaluation
-    from ambiseg.report.gallery import make_gallery
-    from ambiseg.report.page import page
+    from ambiseg.reporting.gallery import make_gallery
+    from ambiseg.reporting.page import page
     from ambiseg.runs import SHIPPED, is_shipped, open_run
 
     if cases < 0 or samples < 1:

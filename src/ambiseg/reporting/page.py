@@ -9,15 +9,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+import ambiseg.reporting.curves as curves
+import ambiseg.reporting.figures as figures
 from ambiseg import config as configuration
 from ambiseg._util.text import count
 from ambiseg.evaluation.results import Evaluation, Interval, SettingScores
 from ambiseg.methods.schedules import Schedule
 from ambiseg.metrics import PROTOCOLS
-from ambiseg.report import curves, figures
-from ambiseg.report.figures import THIRD, Figures, Plot
-from ambiseg.report.gallery import KINDS, MAX_ENTROPY, Gallery
-from ambiseg.report.panels import save_cases
+from ambiseg.reporting.figures import THIRD, Figures, Plot
+from ambiseg.reporting.gallery import KINDS, MAX_ENTROPY, Gallery
+from ambiseg.reporting.panels import save_cases
 from ambiseg.runs import Run
 from ambiseg.viz import colours, pictures
 from ambiseg.viz.page import number, render, safe, share
@@ -71,9 +72,9 @@ def page(run: Run, evaluation: Evaluation, gallery: Gallery | None, folder: Path
         "configuration": "Configuration",
     }
     return render(
-        "ambiseg.report",
+        "ambiseg.reporting",
         "report.html",
-        style=safe((resources.files("ambiseg.report") / "style.css").read_text(encoding="utf-8")),
+        style=safe((resources.files("ambiseg.reporting") / "style.css").read_text(encoding="utf-8")),
         sections={key: title for key, title in sections.items() if title},
         run=run,
         trained=_day(run.about.get("started")),

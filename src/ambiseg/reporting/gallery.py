@@ -19,7 +19,7 @@ from ambiseg.evaluation.results import CaseScores, Evaluation
 from ambiseg.masks import MaskDistribution
 from ambiseg.methods.base import Predictive, Stratified
 from ambiseg.methods.drawing import draw
-from ambiseg.report.modes import ModeMatches, match_modes
+from ambiseg.reporting.modes import ModeMatches, match_modes
 from ambiseg.runs import Run
 from ambiseg.settings import validate
 from ambiseg.viz import pictures

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ambiseg.report.figures import Figures
-from ambiseg.report.gallery import MAX_ENTROPY, CaseView, Gallery
-from ambiseg.report.modes import ModeMatches
+from ambiseg.reporting.figures import Figures
+from ambiseg.reporting.gallery import MAX_ENTROPY, CaseView, Gallery
+from ambiseg.reporting.modes import ModeMatches
 from ambiseg.viz import pictures
 from ambiseg.viz.colours import distinct
 
