@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 import ambiseg
-from ambiseg.data.sets.shapes import Shapes
+from ambiseg.data import Shapes
 from ambiseg.nn import UNet
 
 settings = argparse.ArgumentParser(description="MoSE in a bare PyTorch loop")
@@ -26,7 +26,7 @@ torch.manual_seed(0)
 
 # %% Data: pictures of which every reader's mask is known, and how likely it is
 TEST = 64
-shapes = Shapes(count=options.images + TEST, size=32, readers=4, jitter=0)  # four modes an image, no blur
+shapes = Shapes(count=options.images + TEST, size=32, readers=4, jitter=0)  # four modes per image, no jitter
 images = torch.stack([torch.from_numpy(case.image) for case in shapes]) / 127.5 - 1  # [N, 1, 32, 32], -1 to 1
 readers = torch.stack([torch.from_numpy(case.labels) for case in shapes])  # [N, 4, 32, 32], 0 or 1
 train = torch.utils.data.TensorDataset(images[:-TEST], readers[:-TEST])  # two images in a row are of one patient
@@ -60,7 +60,7 @@ while step < options.steps:
 
 # %% Predict: features once, then as many masks as you like
 predicted = model.predict(images[-TEST:])
-masks = predicted.sample(16, generator=torch.Generator().manual_seed(0))  # 16 equally likely masks an image
+masks = predicted.sample(16, generator=torch.Generator().manual_seed(0))  # 16 equally likely masks per image
 print(masks)
 
 # %% Score, against the four readers and against everything that readers might have drawn
