@@ -26,13 +26,10 @@ this number. ``None`` is all."""
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Images ready for the network, with their annotations.
+    """Images ``[B, C, H, W]`` (float32) ready for the network, with M annotations, a name and a patient each.
 
-    Attributes:
-        images: ``[B, C, H, W]`` float32.
-        annotations: M masks per image, known by their regions (``annotations.regions``), as
-            :func:`ambiseg.regions.partition` would make them, up to order. Absent readers have weight 0.
-        names, patients: B of each.
+    ``annotations.regions`` are as :func:`ambiseg.regions.partition` would make them, up to order. Absent readers have
+    weight 0.
     """
 
     images: Tensor
@@ -147,13 +144,8 @@ class Window:
 class Loader(Dataset):
     """``loader[spec] -> Batch``: reads, crops, prepares and augments a whole batch at once, in any process.
 
-    Args:
-        cases: where to read.
-        intensity: how raw values become input.
-        window: the part of each image that is kept.
-        augment: random operations; ``None``: none, and windows are in the middle.
-        annotations: which annotations to keep, see :data:`AnnotationPolicy`.
-        seed: of the annotations that are drawn once.
+    Without ``augment``, windows are in the middle. ``annotations`` says which annotations to keep, see
+    :data:`AnnotationPolicy`; ``seed`` is of those that are drawn once.
     """
 
     def __init__(

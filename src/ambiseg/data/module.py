@@ -28,9 +28,8 @@ class DataModule(LightningDataModule):
         split: a split to use instead of the one that the configuration names. It is checked for leakage, and not
             compared with the data: see :meth:`Split.verify`.
         progress: called with (done, total) while cases are decoded.
-        decode: False for a caller that needs few cases, such as a report. A cached store is used if there is one;
-            otherwise cases are read from the source when they are asked for, nothing is written to the cache, and
-            images are not compared between the parts.
+        decode: False for a caller that needs few cases, such as a report: without a cached store, cases are read when
+            they are asked for, nothing is cached, and images are not compared between the parts.
 
     >>> module = DataModule(DataConfig(name="shapes", options={"count": 40, "size": 32}, batch_size=8))
     >>> module.setup()

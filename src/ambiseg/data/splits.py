@@ -113,7 +113,7 @@ class Split:
     train 78, test 22 (by hash of the patient with seed 0: train 80%, test 20%)
     """
 
-    parts: Mapping[str, tuple[str, ...]]
+    parts: Mapping[str, Sequence[str]]
     fingerprint: str
     rule: Rule
     digests: Mapping[str, str] | None = field(default=None, compare=False, repr=False)
@@ -139,13 +139,8 @@ class Split:
         cases: Cases, fractions: Mapping[str, float] | None = None, seed: int = 0, progress: Progress | None = None
     ) -> Split:
         """Each patient where its hash says: see :class:`Rule`. Added cases never move the others, and a patient who is
-        in two data sets is in the same part of both.
-
-        The fractions are met on average, as with any lottery: expect to miss one by √(p (1 − p) / patients).
-
-        Args:
-            fractions: by default train 70%, val 10%, test 20%.
-            progress: all data are read for the fingerprint; called after each case.
+        in two data sets is in the same part of both. By default train has 70%, val 10%, test 20%; a share is met on
+        average, with a standard deviation of √(p (1 − p) / patients). All data are read, for the fingerprint.
         """
         if not cases.patients_known:
             raise DataError(f"{cases.title}: a split by hash needs patients, and the source did not tell who is who")
@@ -159,12 +154,8 @@ class Split:
         progress: Progress | None = None,
         digests: Sequence[str] | None = None,
     ) -> Split:
-        """The part that ``part_of`` has for a patient, and for others the one that ``rule`` says.
-
-        Args:
-            rule: it is saved with the split; where ``part_of`` has all patients, it says how these parts were made.
-            digests: of all cases, where they are known.
-        """
+        """The part that ``part_of`` has for a patient, for others the one that ``rule`` says; the rule is saved too.
+        ``digests`` of all cases, where they are known."""
         _numbers(cases)
 
         def places(rule: Rule) -> list[str]:
@@ -182,7 +173,7 @@ class Split:
                 f"{cases.title}: part {empty[0]!r} would be empty: a fraction of {rule.fractions[empty[0]]:g} of "
                 f"{len(set(cases.patients))} patients; {advice}, or take a larger fraction"
             )
-        split = Split({part: tuple(names) for part, names in parts.items()}, "", rule)
+        split = Split(parts, "", rule)
         check_leakage(cases, split, content=False)  # before anything is read
         digests = _digests(cases, progress) if digests is None else digests
         return replace(split, fingerprint=combine(digests), digests=dict(zip(cases.names, digests, strict=True)))
@@ -228,11 +219,8 @@ class Split:
     def verify(self, cases: Cases, names: Collection[str] | None = None, progress: Progress | None = None) -> None:
         """Raise :class:`DataError` unless ``cases`` are what was split: the same names and the same content.
 
-        Args:
-            cases: the data. The digests of a :class:`~ambiseg.data.store.Store` are known; of other data, cases are
-                read.
-            names: compare the content of these cases only, so that only these are read. If the split was saved without
-                digests of single cases, the content of data that are no store is then not compared.
+        Cases are read, except those of a :class:`~ambiseg.data.store.Store`, whose digests are known. With ``names``,
+        only these cases are read and compared; a split that was saved without digests then compares no content.
         """
         self._places(cases, exactly=True)
         if names is None or cases.fingerprint is not None:
@@ -273,22 +261,19 @@ class Split:
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Split:
         """Read what :meth:`save` wrote; :class:`DataError` for anything else."""
+        content = Path(path).read_bytes()
         try:
-            content = json.loads(Path(path).read_bytes(), object_pairs_hook=_distinct)
+            content = json.loads(content, object_pairs_hook=_distinct)
             if not isinstance(content, dict):
                 raise DataError(f"expected an object, found {content!r:.40}")
-            try:
-                file = _File.model_validate(content)
-            except ValidationError as error:
-                raise DataError(explain(error, _File, content)) from None
+            file = _File.model_validate(content)
             rule = Rule(file.fractions, file.seed, file.declared, file.released)
-            return Split(
-                {part: tuple(names) for part, names in file.parts.items()}, file.fingerprint, rule, file.digests
-            )
+            return Split(file.parts, file.fingerprint, rule, file.digests)
         except LeakageError as error:
             raise LeakageError(f"{os.fspath(path)}: {error}") from None
-        except ValueError as error:  # JSON's own, UTF-8's and DataError are all of them
-            raise DataError(f"{os.fspath(path)}: cannot be read as a split: {error}") from None
+        except ValueError as error:  # JSON's own, UTF-8's, pydantic's and DataError are all of them
+            reason = explain(error, _File, content) if isinstance(error, ValidationError) else error
+            raise DataError(f"{os.fspath(path)}: cannot be read as a split: {reason}") from None
 
 
 class _File(BaseModel):
@@ -314,20 +299,16 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def fingerprint(cases: Cases, progress: Progress | None = None) -> str:
-    """32 hexadecimal digits that change with any pixel, mask, reader, patient or name, and not with the order.
-
-    Every case is read. ``progress`` is called after each.
-    """
+    """32 hexadecimal digits that change with any pixel, mask, reader, patient or name, and not with the order of the
+    cases, which are all read."""
     return combine(_digests(cases, progress))
 
 
 def check_leakage(cases: Cases, split: Split, content: bool = True, progress: Progress | None = None) -> None:
     """Raise :class:`LeakageError` when a patient, or the pixels of an image, are in two parts.
 
-    Args:
-        content: also read every image and compare their pixels, byte for byte: this finds the same picture
-            under another name and another patient. A picture that was compressed or resized again is not found.
-        progress: called after each image that is read.
+    With ``content`` every image is read and pixels are compared, byte for byte: this finds the same picture under
+    another name and another patient, and not a picture that was compressed or resized again.
 
     >>> from ambiseg.data.sets.shapes import Shapes
     >>> cases = Shapes(count=64)
@@ -336,14 +317,12 @@ def check_leakage(cases: Cases, split: Split, content: bool = True, progress: Pr
     places = [(part, i) for part, indices in split._places(cases).items() for i in indices]
 
     def refuse_shared(kind: str, key: Callable[[int], str], progress: Progress | None = None) -> None:
-        """Raise unless all cases with the same ``key`` are in one part."""
         seen: dict[str, dict[str, str]] = defaultdict(dict)  # the first case of each part
         for done, (part, i) in enumerate(places, 1):
             seen[key(i)].setdefault(part, cases.names[i])
             if progress:
                 progress(done, len(places))
-        shared = [key for key, parts in seen.items() if len(parts) > 1]
-        if shared:
+        if shared := [key for key, parts in seen.items() if len(parts) > 1]:
             what = f"patient {shared[0]!r}" if kind == "patient" else "the same image"
             where = " and ".join(f"{part} (case {name!r})" for part, name in seen[shared[0]].items())
             more = f"; in all {len(shared)} {kind}s are in two parts" if len(shared) > 1 else ""
