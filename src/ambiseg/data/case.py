@@ -227,9 +227,7 @@ class Cases(ABC):
 
     def state(self) -> str:
         """A text that changes whenever the data do; a copy of the data made at another state is out of date.
-
-        This reads everything; most data sets know something cheaper, such as times and sizes of their files.
-        """
+        This reads everything; most data sets know something cheaper, such as times and sizes of their files."""
         return digest(self.title, *(self.digest(i) for i in range(len(self))))
 
     def image_digest(self, index: int, case: Case | None = None) -> str:
@@ -255,9 +253,7 @@ class Cases(ABC):
 
     def settle(self, observed: Sequence[Any]) -> bool:
         """Called after the last case with what :meth:`decode` observed in all of them: classes are known from here on.
-
-        Returns whether the tables of the cases must be :meth:`settled`.
-        """
+        Returns whether the tables of the cases must be :meth:`settled`."""
         return False
 
     def settled(self, case: Case, observed: Any) -> Case:

@@ -108,10 +108,9 @@ class Store(Cases):
 
     @staticmethod
     def build(cases: Cases, folder: str | os.PathLike[str], progress: Progress | None = None) -> Store:
-        """Write ``cases`` to ``folder`` and open it; a finished store of the same data is opened as it is.
+        """Write ``cases`` to ``folder``, one at a time, and open it; a finished store of the same data is only opened.
 
-        Every case is read once, one at a time, so memory does not grow with their number. What an interrupted call
-        wrote is used by the next one. One process writes; others that call wait, and find the store finished.
+        What an interrupted call wrote is used by the next one. One process writes; others wait, and find it finished.
         """
         from filelock import FileLock
 
@@ -200,7 +199,7 @@ def _line(decoded: Decoded, images: BinaryIO, regions: BinaryIO) -> dict[str, An
         "image_digest": decoded.image_digest,
         "digest": decoded.digest,
         "origin": decoded.origin or {},
-        **({} if decoded.observed is None else {"observed": decoded.observed}),
+        "observed": decoded.observed,  # until the cases are settled
     }
 
 
