@@ -62,7 +62,7 @@ train(parse([*settings, "--data.size=16", "--trainer.epochs=1", "--trainer.accel
 """
 EVALUATE = """
 import ambiseg
-from ambiseg.report import report
+from ambiseg.reporting import report
 ambiseg.evaluate(sys.argv[2], samples=(2,), accelerator="cpu", quiet=True)
 report(sys.argv[2], cases=1, quiet=True)
 """
@@ -242,7 +242,7 @@ def test_the_least_recently_used_stores_go_first_and_never_one_in_use(cache):
     del held
     trim(cache, limit=0)
     assert stores(cache) == []
-    assert [path.name for path in cache.iterdir()] == ["locks"]
+    assert not list(cache.iterdir())
 
 
 def test_opening_a_store_makes_it_recent(cache):

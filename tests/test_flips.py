@@ -17,12 +17,14 @@ from ambiseg.data.case import Case
 from ambiseg.data.config import DataConfig, open_cases
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.loader import BatchSpec, Loader, Window
+from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.street.flips import Flips, flip_modes, happening, mode_weights
 from ambiseg.data.store import Store
 from ambiseg.masks import MaskDistribution
 from ambiseg.methods.mose.model import MoSE
 from ambiseg.overlap import ce_cost
 from tests.cases import Listed, random_cases
+from tests.files import make
 
 TABLE = {"class 1": ("one", "1/4"), "class 2": ("two", 0.5), 3: ("class 0", "2/5")}
 
@@ -147,6 +149,16 @@ def test_a_store_keeps_flips(tmp_path):
     assert other.state() != cases.state()
     assert other.digest(0) != cases.digest(0)
     assert other.image_digest(0) == cases.image_digest(0)
+
+
+@pytest.mark.parametrize("foreground", [1, 255])
+def test_a_store_of_files_whose_labels_are_found_on_the_way_has_the_same_flips(tmp_path, foreground):
+    cases = Flips(Folder(make(tmp_path / "data", readers=["map"], foreground=foreground)), {1: ("other", "1/4")})
+    store = Store.build(cases, tmp_path / "store")
+    for i, case in enumerate(cases):
+        assert case.readers == ("0", "1")
+        assert np.array_equal(store[i].labels, case.labels)
+        assert (store.digest(i), store.image_digest(i)) == (cases.digest(i), cases.image_digest(i))
 
 
 def test_any_data_set_takes_flips_as_an_option():

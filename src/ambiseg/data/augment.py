@@ -6,6 +6,7 @@ import math
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
@@ -69,10 +70,10 @@ class Augment:
         height, width = (zoom * x for x in size)
 
         def extent(along: float, across: float) -> int:
-            # along·cos a + across·sin a over [0, angle]: its peak is at atan(across / along) or at the end
+            # along·cos a + across·sin a over [0, angle]: its peak is at atan(across / along) or at the end.
+            # Bilinear interpolation reads one pixel further on either side.
             peak = min(angle, math.atan2(across, along))
-            needed = math.ceil(along * math.cos(peak) + across * math.sin(peak) - 1e-9)
-            return needed + 2  # bilinear reads one pixel further on either side
+            return math.ceil(along * math.cos(peak) + across * math.sin(peak) - 1e-9) + 2
 
         return extent(height, width), extent(width, height)
 
@@ -94,8 +95,8 @@ class Augment:
             top, left = ((have - want) // 2 for have, want in zip(images.shape[2:], size, strict=True))
             if min(top, left) < 0:
                 raise ValueError(f"augment: expected images of at least {size}, found {tuple(images.shape[2:])}")
-            images = images[..., top : top + size[0], left : left + size[1]]
-            regions = regions[..., top : top + size[0], left : left + size[1]]
+            middle = (..., slice(top, top + size[0]), slice(left, left + size[1]))
+            images, regions = images[middle], regions[middle]
         images, regions = self._mirror(images, regions, generator)
         return self._shade(images, generator), regions
 
@@ -109,37 +110,30 @@ class Augment:
         shrink = torch.exp(-(low + (high - low) * zoom))
         cos, sin = torch.cos(angle) * shrink, torch.sin(angle) * shrink
         # affine_grid works in units of half the side: the ratios bring output pixels to source pixels, no stretching.
-        zero = torch.zeros_like(cos)
-        matrix = torch.stack(
-            [
-                torch.stack([cos * (size[1] / W), -sin * (size[0] / W), zero], 1),
-                torch.stack([sin * (size[1] / H), cos * (size[0] / H), zero], 1),
-            ],
-            1,
-        ).to(images)
-        grid = torch.nn.functional.affine_grid(matrix, [B, 1, *size], align_corners=False)
-        warped = torch.nn.functional.grid_sample(images, grid, "bilinear", "reflection", align_corners=False)
+        (h, w), zero = size, torch.zeros_like(cos)
+        rows = [cos * (w / W), -sin * (h / W), zero, sin * (w / H), cos * (h / H), zero]
+        grid = F.affine_grid(torch.stack(rows, 1).view(B, 2, 3).to(images), [B, 1, h, w], align_corners=False)
+        warped = F.grid_sample(images, grid, "bilinear", "reflection", align_corners=False)
         # A float32 holds every region number below 2²⁴ exactly, and nearest neighbour copies numbers.
-        codes = regions[:, None].to(images.dtype if images.dtype == torch.float64 else torch.float32)
-        codes = torch.nn.functional.grid_sample(codes, grid, "nearest", "reflection", align_corners=False)
+        codes = F.grid_sample(regions[:, None].to(grid.dtype), grid, "nearest", "reflection", align_corners=False)
         return warped, codes[:, 0].to(regions.dtype)
 
     def _mirror(self, images: Tensor, regions: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        B = len(images)
+        def where(chosen: Tensor, changed: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
+            chosen = chosen.to(images.device).view(-1, 1, 1)
+            return torch.where(chosen[:, None], changed, images), torch.where(chosen, codes, regions)
+
         for axis, name in ((-1, "horizontal"), (-2, "vertical")):
             if self.flip in (name, "both"):
-                chosen = (torch.rand(B, generator=generator) < 0.5).to(images.device)
-                images = torch.where(chosen.view(-1, 1, 1, 1), images.flip(axis), images)
-                regions = torch.where(chosen.view(-1, 1, 1), regions.flip(axis), regions)
+                chosen = torch.rand(len(images), generator=generator) < 0.5
+                images, regions = where(chosen, images.flip(axis), regions.flip(axis))
         if self.quarter_turns:
             if images.shape[2] != images.shape[3]:
                 raise ValueError(f"augment: quarter turns need square windows, found {tuple(images.shape[2:])}")
-            # Flips of both axes are half a turn, so one transposition and two flips make all four turns.
-            turns = torch.randint(4, (B,), generator=generator).to(images.device)
-            for quarters in (1, 2):
-                chosen = (turns & quarters) > 0
-                images = torch.where(chosen.view(-1, 1, 1, 1), images.rot90(quarters, (2, 3)), images)
-                regions = torch.where(chosen.view(-1, 1, 1), regions.rot90(quarters, (1, 2)), regions)
+            turns = torch.randint(4, (len(images),), generator=generator)
+            for quarters in (1, 2):  # 3 quarters are 1 and 2
+                turned = images.rot90(quarters, (2, 3)), regions.rot90(quarters, (1, 2))
+                images, regions = where((turns & quarters) > 0, *turned)
         return images, regions
 
     def _shade(self, images: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -5,8 +5,8 @@ from: paths, sizes and times of files, and settings. Data that change get anothe
 
 - One process writes a store; others wait, and find it finished. A process that is killed leaves a draft, which the next
   process that needs the data continues. Drafts that no process continued for a day are removed.
-- A process that reads a store holds a shared lock on its file ``used``, which the system releases when the process
-  ends. When the cache exceeds its limit, the least recently used stores that no process holds are removed.
+- A process that reads or writes a store holds a shared lock on its file ``used``, which the system releases when the
+  process ends. When the cache exceeds its limit, the least recently used stores that no process holds are removed.
 
 The folder is the user's cache folder, or the environment variable ``AMBISEG_CACHE``; the limit is 20 GB, or
 ``AMBISEG_CACHE_GB``.
@@ -84,25 +84,26 @@ def trim(place: Path, limit: float | None = None) -> None:
     Stores that a process reads or writes stay, whatever they take.
     """
     limit = _limit() if limit is None else limit
-    stores = [path for path in place.iterdir() if (path / "used").is_file()]
     for path in place.glob(f"{_REMOVED}*"):
         shutil.rmtree(path, ignore_errors=True)
-    size = {path: sum(file.stat().st_size for file in path.iterdir() if file.name in FILES) for path in stores}
-    total = sum(size.values())
-    for path in sorted(stores, key=_last_used):
-        abandoned = not (path / "store.json").exists() and time.time() - _last_used(path) > _DAY
+    stores: list[tuple[float, int, Path]] = []  # last used, bytes, folder
+    for path in place.iterdir():
+        with suppress(OSError):  # not a store, or removed meanwhile by another process
+            used = (path / "used").stat().st_mtime
+            stores.append((used, sum(file.stat().st_size for file in path.iterdir() if file.name in FILES), path))
+    total = sum(size for _, size, _ in stores)
+    for used, size, path in sorted(stores):
+        abandoned = not (path / "store.json").exists() and time.time() - used > _DAY
         if (total > limit or abandoned) and _remove(path):
-            total -= size[path]
+            total -= size
 
 
 def _open(folder: Path) -> Store | None:
     """The finished store in a folder, held until the object goes; ``None`` if there is none, or a damaged one."""
-    hold = _hold(folder) if (folder / "store.json").exists() else None
-    if hold is None:
-        return None
     try:
+        hold = _Hold(folder)
         store = Store(folder)
-    except (DataError, FileNotFoundError):  # damaged, or removed by another process before it was held
+    except (DataError, FileNotFoundError, NotADirectoryError):
         return None
     store.hold = hold
     with suppress(OSError):  # a cache that may be read only
@@ -111,88 +112,55 @@ def _open(folder: Path) -> Store | None:
 
 
 def _fill(cases: Cases, folder: Path, progress: Progress | None) -> Store:
-    with _lock(folder):
-        if (store := _open(folder)) is not None:  # another process has just written it
-            return store
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "used").touch()
-        hold = _hold(folder)
-        (folder / "store.json").unlink(missing_ok=True)  # of a damaged store
-        store = Store.build(cases, folder, progress)
-        store.hold = hold
-        return store
-
-
-def _lock(folder: Path):
-    """Held by the process that writes or removes a store. Its file is beside the stores and is never removed."""
     from filelock import FileLock
 
-    locks = folder.parent / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    return FileLock(locks / f"{folder.name}.lock")
-
-
-def _hold(folder: Path) -> _Hold | None:
-    """Keep a store from being removed."""
-    try:
-        hold = _Hold(folder / "used")
-    except FileNotFoundError:
-        return None
-    hold.lock(shared=True)
-    return hold
+    hold = None
+    while hold is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # another process removed it before it was held
+            (folder / "used").touch()
+            hold = _Hold(folder)
+    with FileLock(folder / "lock"):  # of the process that writes, see Store.build
+        if (store := _open(folder)) is not None:  # another process has just written it
+            return store
+        (folder / "store.json").unlink(missing_ok=True)  # of a damaged store
+    store = Store.build(cases, folder, progress)
+    store.hold = hold
+    return store
 
 
 def _remove(folder: Path) -> bool:
     """Remove a store unless a process reads or writes it."""
-    from filelock import Timeout
-
-    lock = _lock(folder)
+    removed = folder.with_name(_REMOVED + secrets.token_hex(8))
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return False
-    try:
-        hold = _Hold(folder / "used")
-        if not hold.lock(shared=False):
-            return False
-        removed = folder.with_name(_REMOVED + secrets.token_hex(8))
+        hold = _Hold(folder, shared=False)
         folder.rename(removed)  # at once: no process finds half a store
-    except OSError:  # removed by another process; on Windows also a store whose files are open
+        del hold
+    except OSError:  # held, or removed by another process; on Windows also a store whose files are open
         return False
-    finally:
-        lock.release()
     shutil.rmtree(removed, ignore_errors=True)
     return True
 
 
 class _Hold:
-    """A lock on a file, released with this object or when the process ends."""
+    """A lock on a store's file ``used``, released with this object or when the process ends.
 
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDONLY)
+    Raises ``FileNotFoundError`` for a store that is not there (any more). ``shared``: of a process that reads or
+    writes the store; else of one that removes it, ``BlockingIOError`` if another process holds it.
+    """
 
-    def lock(self, shared: bool) -> bool:
-        """Wait for a shared lock, or try to get the only one; always True on systems without such locks."""
-        try:
+    def __init__(self, folder: Path, shared: bool = True) -> None:
+        self._file = os.open(folder / "used", os.O_RDONLY)
+        with suppress(ImportError):  # a system without such locks
             import fcntl
-        except ImportError:
-            return True
-        try:
+
             fcntl.flock(self._file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+        if not os.path.samestat(os.fstat(self._file), os.stat(folder / "used")):
+            raise FileNotFoundError(f"{folder}: removed and made again by another process")
 
     def __del__(self) -> None:
         if hasattr(self, "_file"):
             os.close(self._file)
-
-
-def _last_used(folder: Path) -> float:
-    try:
-        return (folder / "used").stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
 
 
 def _limit() -> float:

@@ -69,21 +69,13 @@ class Case:
                 f"{name}: expected an image [C, H, W] and masks [M, H, W] of its size, "
                 f"found {list(image.shape)} and {list(labels.shape)}"
             )
-        maps = [*labels] if valid is None else [*labels, ~valid]  # a region is void as a whole, or not at all
-        regions, table = partition(maps)
-        void = None
+        M, void = len(labels), None
+        regions, table = partition(labels if valid is None else [*labels, ~valid])  # a region is void as a whole or not
         if valid is not None:
-            table, void = table[:, :-1], table[:, -1].astype(bool)
-        return Case(
-            image=image,
-            regions=regions,
-            table=np.ascontiguousarray(table),
-            name=name,
-            patient=name if patient is None else patient,
-            readers=tuple(readers) if readers is not None else tuple(f"reader_{m + 1}" for m in range(len(labels))),
-            weights=weights,
-            void=void,
-        )
+            table, void = np.ascontiguousarray(table[:, :M]), table[:, M].astype(bool)
+        patient = name if patient is None else patient
+        readers = [f"reader_{m + 1}" for m in range(M)] if readers is None else readers
+        return Case(image, regions, table, name, patient, tuple(readers), weights, void)
 
     @property
     def labels(self) -> np.ndarray:
@@ -121,7 +113,7 @@ class Case:
         return digest(self.name, self.patient, self.image, *masks, void)
 
 
-def partition(maps: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def partition(maps: Sequence[np.ndarray] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """One map of regions and the table that gives back all ``maps``:  maps[m] = table[regions, m].
 
     Rows of the table are in lexicographic order and all distinct. Map and table have the smallest unsigned dtype that
@@ -170,13 +162,10 @@ class Flip:
 
 @dataclass(frozen=True)
 class Decoded:
-    """One case of :meth:`Cases.decode`, with everything that a store keeps of it.
+    """One case of :meth:`Cases.decode`, with everything that a store keeps of it: digests, declared split, origin.
 
-    Args:
-        declared: the split that the data's owner gave the case.
-        origin: see :meth:`Cases.origin`.
-        observed: ready for JSON; not ``None`` where the table holds values whose class is known only when all cases
-            have been read. :meth:`Cases.settle` needs it; ``digest`` is not known before.
+    ``observed`` (ready for JSON) is not ``None`` where the table holds values whose class is known only when all cases
+    have been read: :meth:`Cases.settle` needs it, and ``digest`` is not known before.
     """
 
     case: Case
@@ -190,8 +179,8 @@ class Decoded:
 class Cases(ABC):
     """A data set: its cases by number, and what is known of all of them.
 
-    A data set implements ``__getitem__`` and sets the attributes. Names are unique. A case that is read twice is the
-    same. Attributes that cannot be known without reading pixels may be computed when they are first asked for.
+    A data set implements ``__getitem__`` and sets the attributes; those that cannot be known without reading pixels may
+    be computed when they are first asked for. Names are unique. A case that is read twice is the same.
 
     Attributes:
         title: what the data are, for tables and reports.
@@ -238,10 +227,7 @@ class Cases(ABC):
 
     def state(self) -> str:
         """A text that changes whenever the data do; a copy of the data made at another state is out of date.
-
-        Unless a data set knows something cheaper (times and sizes of its files, the settings that make it), this
-        reads everything.
-        """
+        This reads everything; most data sets know something cheaper, such as times and sizes of their files."""
         return digest(self.title, *(self.digest(i) for i in range(len(self))))
 
     def image_digest(self, index: int, case: Case | None = None) -> str:
@@ -252,8 +238,6 @@ class Cases(ABC):
         """A hash of everything that one case holds; ``case`` as in :meth:`image_digest`."""
         return (self[index] if case is None else case).digest
 
-    # -- the one pass that decodes everything --------------------------------------------------------------------------
-
     @property
     def expected(self) -> int:
         """How many cases :meth:`decode` will find, as far as that is known before: for progress."""
@@ -263,19 +247,13 @@ class Cases(ABC):
         """All cases from number ``start`` on, each read once: what a store is made of."""
         for index in range(start, len(self)):
             case = self[index]
-            yield Decoded(
-                case,
-                self.image_digest(index, case),
-                self.digest(index, case),
-                None if self.declared is None else self.declared[index],
-                self.origin(index),
-            )
+            declared = None if self.declared is None else self.declared[index]
+            digests = self.image_digest(index, case), self.digest(index, case)
+            yield Decoded(case, *digests, declared, self.origin(index))
 
     def settle(self, observed: Sequence[Any]) -> bool:
         """Called after the last case with what :meth:`decode` observed in all of them: classes are known from here on.
-
-        Returns whether the tables of the cases must be :meth:`settled`.
-        """
+        Returns whether the tables of the cases must be :meth:`settled`."""
         return False
 
     def settled(self, case: Case, observed: Any) -> Case:

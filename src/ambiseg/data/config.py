@@ -116,17 +116,16 @@ class DataConfig(Settings):
 
 def open_cases(config: DataConfig) -> Cases:
     """The data set that a configuration names. Cases are read when they are asked for."""
-    dataset = DATASETS[config.name]
-    accepted = [name for name, one in inspect.signature(dataset).parameters.items() if one.kind is not one.VAR_KEYWORD]
-    accepted += FolderSettings.model_fields if dataset is Folder else []
-    needs_root = config.name in NEEDS_ROOT
+    dataset, needs_root = DATASETS[config.name], config.name in NEEDS_ROOT
     if needs_root and config.root is None:
         raise DataError(f"data.root: expected the folder of the {config.name} data, found none")
     if not needs_root and config.root is not None:
         raise DataError(f"data.root: {config.name} is part of the package and takes no folder, found {config.root!r}")
+    known = (
+        [*FolderSettings.model_fields] if dataset is Folder else [*inspect.signature(dataset).parameters][needs_root:]
+    )
     options = {**config.options, **({} if config.extra is None else {"extra": config.extra})}
-    flips = None if "flips" in accepted else options.pop("flips", None)
-    known = [name for name in accepted[needs_root:] if name not in ("settings", "quiet", "strict")]
+    flips = None if "flips" in known else options.pop("flips", None)
     if unknown := [key for key in options if key not in known]:
         expected = f"some of {', '.join(known)}" if known else "no options"
         raise DataError(f"data.options: expected {expected}, found {unknown[0]!r}{did_you_mean(unknown[0], known)}")

@@ -26,13 +26,10 @@ this number. ``None`` is all."""
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Images ready for the network, with their annotations.
+    """Images ``[B, C, H, W]`` (float32) ready for the network, with M annotations, a name and a patient each.
 
-    Attributes:
-        images: ``[B, C, H, W]`` float32.
-        annotations: M masks per image, known by their regions (``annotations.regions``), as
-            :func:`ambiseg.regions.partition` would make them, up to order. Absent readers have weight 0.
-        names, patients: B of each.
+    ``annotations.regions`` are as :func:`ambiseg.regions.partition` would make them, up to order. Absent readers have
+    weight 0.
     """
 
     images: Tensor
@@ -81,7 +78,6 @@ def seed_of(*parts: object) -> int:
 class BatchSampler(DistributedSampler):
     """The batches of one epoch for one process: a function of (seed, epoch, process) alone.
 
-    A run that is resumed at epoch e therefore sees the batches that it would have seen, whatever the number of workers.
     Training batches differ in size by at most one, so none is too small for batch statistics, and every case is seen
     once per epoch (with P processes up to P - 1 of them twice, because all must take the same number of steps).
     Evaluation keeps the order and hands out whole batches: any number of processes makes the same batches with the same
@@ -113,20 +109,17 @@ class BatchSampler(DistributedSampler):
         return len(range(self.rank, -(-len(self.indices) // self.batch_size), self.num_replicas))
 
     def __iter__(self) -> Iterator[BatchSpec]:  # type: ignore[override]
-        for number, batch in self._training() if self.shuffle else self._evaluation():
-            yield BatchSpec(tuple(self.indices[i] for i in batch), seed_of(self.seed, "batch", self.epoch, number))
-
-    def _training(self) -> Iterator[tuple[int, Sequence[int]]]:
-        generator = torch.Generator().manual_seed(seed_of(self.seed, "order", self.epoch))
-        order = torch.randperm(len(self.indices), generator=generator).numpy()
-        order = np.concatenate([order, np.resize(order, -len(order) % self.num_replicas)])
-        batches = np.array_split(order[self.rank :: self.num_replicas], len(self))
-        return ((step * self.num_replicas + self.rank, batch.tolist()) for step, batch in enumerate(batches))
-
-    def _evaluation(self) -> Iterator[tuple[int, Sequence[int]]]:
-        everything = range(len(self.indices))
-        batches = [everything[i : i + self.batch_size] for i in range(0, len(everything), self.batch_size)]
-        return ((number, batches[number]) for number in range(self.rank, len(batches), self.num_replicas))
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(seed_of(self.seed, "order", self.epoch))
+            order = torch.randperm(len(self.indices), generator=generator).numpy()
+            order = np.concatenate([order, np.resize(order, -len(order) % self.num_replicas)])
+            batches = np.array_split(order[self.rank :: self.num_replicas], len(self))
+        else:
+            starts = range(0, len(self.indices), self.batch_size)[self.rank :: self.num_replicas]
+            batches = [np.arange(start, min(start + self.batch_size, len(self.indices))) for start in starts]
+        for step, batch in enumerate(batches):
+            seed = seed_of(self.seed, "batch", self.epoch, step * self.num_replicas + self.rank)
+            yield BatchSpec(tuple(self.indices[i] for i in batch), seed)
 
 
 @dataclass(frozen=True)
@@ -151,13 +144,8 @@ class Window:
 class Loader(Dataset):
     """``loader[spec] -> Batch``: reads, crops, prepares and augments a whole batch at once, in any process.
 
-    Args:
-        cases: where to read.
-        intensity: how raw values become input.
-        window: the part of each image that is kept.
-        augment: random operations; ``None``: none, and windows are in the middle.
-        annotations: which annotations to keep, see :data:`AnnotationPolicy`.
-        seed: of the annotations that are drawn once.
+    Without ``augment``, windows are in the middle. ``annotations`` says which annotations to keep, see
+    :data:`AnnotationPolicy`; ``seed`` is of those that are drawn once.
     """
 
     def __init__(
@@ -182,19 +170,15 @@ class Loader(Dataset):
         for case in cases:
             if len(case.image) != self.cases.channels:
                 raise DataError(f"{case.name}: expected {self.cases.channels} channels, found {len(case.image)}")
-        size = self.window.size
-        source = size if size is None or self.augment is None else self.augment.source(size)
+        size, outside = self.window.size, self.window.outside
         if size is None:
+            source, outside = (max(c.size[0] for c in cases), max(c.size[1] for c in cases)), "void"
             corners = [(0, 0)] * len(cases)
-            source = (max(c.size[0] for c in cases), max(c.size[1] for c in cases))
-            outside: Outside = "void"
         else:
-            assert source is not None
+            source = size if self.augment is None else self.augment.source(size)
             corners = [self._corner(case, size, source, generator) for case in cases]
-            outside = self.window.outside
-        images, regions = zip(
-            *(_cut(c, at, source, outside) for c, at in zip(cases, corners, strict=True)), strict=True
-        )
+        cuts = [_cut(case, corner, source, outside) for case, corner in zip(cases, corners, strict=True)]
+        images, regions = zip(*cuts, strict=True)
         pixels = self.intensity(torch.from_numpy(np.stack(images)))
         codes = torch.from_numpy(np.stack(regions))
         if self.augment is not None:
@@ -207,12 +191,11 @@ class Loader(Dataset):
             return case
         M = case.table.shape[1]
         if isinstance(self.annotations, int):
-            if not 0 <= self.annotations < M:
-                raise DataError(f"{case.name}: expected an annotation number {self.annotations}, found {M} (from 0)")
             m = self.annotations
+            if not 0 <= m < M:
+                raise DataError(f"{case.name}: expected an annotation number {m}, found {M} (from 0)")
         else:
-            seed = self.seed if self.annotations == "once" else seed
-            u = seed_of(seed, "annotation", case.name) / 2**63
+            u = seed_of(self.seed if self.annotations == "once" else seed, "annotation", case.name) / 2**63
             m = min(int(np.searchsorted(np.cumsum(case.mass), u, side="right")), M - 1)
         return replace(case, table=case.table[:, [m]], readers=(case.readers[m],), weights=None)
 
@@ -237,28 +220,24 @@ def _cut(case: Case, corner: tuple[int, int], size: tuple[int, int], outside: Ou
     bottom, right = top + size[0], left + size[1]
     if top >= 0 and left >= 0 and bottom <= H and right <= W:
         return case.image[:, top:bottom, left:right], case.regions[top:bottom, left:right].astype(np.int32)
-    rows, columns = np.arange(top, bottom), np.arange(left, right)
-    y, x = _mirrored(rows, H)[:, None], _mirrored(columns, W)
+    y, x = _mirrored(top, bottom, H)[:, None], _mirrored(left, right, W)
     regions = case.regions[y, x].astype(np.int32)
     if outside == "void":
-        beyond = ((rows < 0) | (rows >= H))[:, None] | (columns < 0) | (columns >= W)
-        regions[beyond] = U
+        inside = np.zeros(size, bool)
+        inside[max(-top, 0) : max(H - top, 0), max(-left, 0) : max(W - left, 0)] = True
+        regions[~inside] = U
     return case.image[:, y, x], regions
 
 
-def _mirrored(position: np.ndarray, length: int) -> np.ndarray:
-    """Positions beyond an image folded back into it, the border pixel shared: … 2 1 0 1 2 …"""
-    if length == 1:
-        return np.zeros_like(position)
-    period = 2 * (length - 1)
-    folded = np.abs(position) % period
-    return np.where(folded < length, folded, period - folded)
+def _mirrored(start: int, stop: int, length: int) -> np.ndarray:
+    """Positions ``start`` … ``stop`` - 1 folded back into an image, the border pixel shared: … 2 1 0 1 2 …"""
+    before, after = max(-start, 0), max(stop - length, 0)
+    return np.pad(np.arange(length), (before, after), "reflect")[start + before : stop + before]
 
 
 def _assemble(cases: Sequence[Case], images: Tensor, codes: Tensor) -> Batch:
     """A batch of prepared images and region maps. Tables are padded to the largest; absent readers have weight 0."""
-    B, U = len(cases), max(len(c.table) for c in cases)
-    M = max(c.table.shape[1] for c in cases)
+    B, (U, M) = len(cases), np.max([case.table.shape for case in cases], 0).tolist()
     widest = max((c.table.dtype for c in cases), key=lambda dtype: dtype.itemsize)
     table = np.zeros((B, U + 1, M), widest)  # one row more, for pixels that lie outside
     weights = np.zeros((B, M), np.float32)
@@ -270,10 +249,8 @@ def _assemble(cases: Sequence[Case], images: Tensor, codes: Tensor) -> Batch:
         void[b, :rows] = False if case.void is None else case.void
     index = codes.flatten(1).long()
     said = torch.from_numpy(table.astype(np.int64 if widest.itemsize > 2 else widest, copy=False))
-    image = torch.arange(B)[:, None]
-    hidden = torch.from_numpy(void)[image, index]
+    hidden = torch.from_numpy(void).gather(1, index)
     anywhere = bool(hidden.any())
-    equal = bool((weights == weights[:, :1]).all())
     if anywhere:
         index = torch.where(hidden, U, index)
     size = torch.zeros(B, U + 1, dtype=torch.long).scatter_add_(1, index, torch.ones_like(index))
@@ -281,7 +258,7 @@ def _assemble(cases: Sequence[Case], images: Tensor, codes: Tensor) -> Batch:
     annotations = RegionMasks.of(
         regions,
         codes.shape[1:],
-        weights=None if equal else torch.from_numpy(weights),
+        weights=None if (weights == weights[:, :1]).all() else torch.from_numpy(weights),
         valid=~hidden.view(codes.shape) if anywhere else None,
         dtype=said.dtype,
     )

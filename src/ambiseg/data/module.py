@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
 from ambiseg.data.cache import open_cached
-from ambiseg.data.case import Cases, Progress
+from ambiseg.data.case import Case, Cases, Progress
 from ambiseg.data.config import DataConfig, open_cases, open_split
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.loader import BatchSampler, Loader, Window
@@ -26,9 +28,8 @@ class DataModule(LightningDataModule):
         split: a split to use instead of the one that the configuration names. It is checked for leakage, and not
             compared with the data: see :meth:`Split.verify`.
         progress: called with (done, total) while cases are decoded.
-        decode: False for a caller that needs few cases, such as a report. A cached store is used if there is one;
-            otherwise cases are read from the source when they are asked for, nothing is written to the cache, and
-            images are not compared between the parts.
+        decode: False for a caller that needs few cases, such as a report: without a cached store, cases are read when
+            they are asked for, nothing is cached, and images are not compared between the parts.
 
     >>> module = DataModule(DataConfig(name="shapes", options={"count": 40, "size": 32}, batch_size=8))
     >>> module.setup()
@@ -48,10 +49,8 @@ class DataModule(LightningDataModule):
         super().__init__()
         self.config = config
         self._source, self._split, self._progress, self._decode = cases, split, progress, decode
-        self._opened: Cases | None = None
         self._cases: Cases | None = None
-
-    # -- Lightning calls these -------------------------------------------------------------------------------
+        self._ready = False
 
     def prepare_data(self) -> None:
         """Decode into the cache, in one process of each machine; the others find it there."""
@@ -59,17 +58,17 @@ class DataModule(LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Open the data, split them, and check the split for leakage."""
-        if self._cases is not None:
-            return
-        cases = self._open()
-        split = open_split(cases, self.config) if self._split is None else self._split
-        check_leakage(cases, split, content=self._decode or isinstance(cases, Store))
-        self._cases, self._split = cases, split
+        if not self._ready:
+            cases = self._open()
+            split = open_split(cases, self.config) if self._split is None else self._split
+            check_leakage(cases, split, content=self._decode or isinstance(cases, Store))
+            self._split, self._ready = split, True
 
     def _open(self) -> Cases:
-        if self._opened is None:
-            self._opened = open_cached(self.source, self.config.cache, self._progress, decode=self._decode)
-        return self._opened
+        if self._cases is None:
+            cases = open_cached(self.source, self.config.cache, self._progress, decode=self._decode)
+            self._cases = cases if self._decode or isinstance(cases, Store) else cast(Cases, _ReadOnce(cases))
+        return self._cases
 
     def train_dataloader(self) -> DataLoader:
         """Shuffled, augmented windows of the training part."""
@@ -83,8 +82,6 @@ class DataModule(LightningDataModule):
         """The test part, in order."""
         return self._loader("test")
 
-    # -- more ------------------------------------------------------------------------------------------------
-
     @property
     def source(self) -> Cases:
         """The data set as it was given or named, not decoded."""
@@ -95,7 +92,7 @@ class DataModule(LightningDataModule):
     @property
     def cases(self) -> Cases:
         """The data set that batches come from."""
-        if self._cases is None:
+        if self._cases is None or not self._ready:
             raise RuntimeError("DataModule: call setup() first")
         return self._cases
 
@@ -123,8 +120,9 @@ class DataModule(LightningDataModule):
         return self._loader(part, alone=whole)
 
     def _loader(self, part: str, training: bool = False, alone: bool = False) -> DataLoader:
-        config = self.config
-        rank, processes = self._place() if not alone else (0, 1)
+        config, trainer = self.config, self.trainer
+        rank, processes = (0, 1) if alone else self._place()
+        size = config.size if training else config.eval_size
         sampler = BatchSampler(
             self.indices(part),
             config.batch_size if training else config.eval_batch_size,
@@ -136,7 +134,7 @@ class DataModule(LightningDataModule):
         loader = Loader(
             self.cases,
             self.intensity,
-            Window(_pair(config.size if training else config.eval_size), config.outside),
+            Window((size, size) if isinstance(size, int) else size, config.outside),
             config.augment if training else None,
             config.annotations if training else None,
             seed=config.seed,
@@ -148,17 +146,32 @@ class DataModule(LightningDataModule):
             sampler=sampler,
             num_workers=workers,
             persistent_workers=workers > 0,
-            pin_memory=self._on_gpu(),
+            pin_memory=trainer is not None and trainer.strategy.root_device.type == "cuda",
         )
 
     def _place(self) -> tuple[int, int]:
         trainer = self.trainer
         return (0, 1) if trainer is None else (trainer.global_rank, trainer.world_size)
 
-    def _on_gpu(self) -> bool:
-        trainer = self.trainer
-        return trainer is not None and trainer.strategy.root_device.type == "cuda"
 
+class _ReadOnce:
+    """A data set whose cases are kept when they were read: a report verifies a few and then draws them."""
 
-def _pair(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    return (size, size) if isinstance(size, int) else None if size is None else (size[0], size[1])
+    def __init__(self, cases: Cases) -> None:
+        self._cases, self._read = cases, dict[int, Case]()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked for by pickle, before there are cases
+            raise AttributeError(name)
+        return getattr(self._cases, name)
+
+    def __len__(self) -> int:
+        return len(self._cases)
+
+    def __getitem__(self, index: int) -> Case:
+        if index not in self._read:
+            self._read[index] = self._cases[index]
+        return self._read[index]
+
+    def digest(self, index: int) -> str:
+        return self._cases.digest(index, self[index])

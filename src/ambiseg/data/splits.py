@@ -6,9 +6,11 @@ import hashlib
 import json
 import math
 import os
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,14 +22,12 @@ from ambiseg._util.text import some
 from ambiseg.data.case import Cases, Progress
 from ambiseg.settings import explain
 
+_FORMAT = "ambiseg.Split/1"
 SHARES = {"train": 0.7, "val": 0.1, "test": 0.2}
 
 
 class LeakageError(DataError):
     """Something is in two parts of a split that must be in one."""
-
-
-# -- the rule ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,13 @@ class Rule:
         """The part of one patient; ``declared`` is what the owner said, where the rule follows it."""
         if self.released:
             raise DataError(f"patient {patient!r}: the {self.released} split has no part for who was not in it")
-        if self.declared and not declared:
-            raise DataError(f"patient {patient!r}: expected a declared split, found none")
-        if self.declared and declared and not (declared == "train" and self.fractions):
-            return declared
-        u, reached = _uniform(f"{self.seed}:{patient}"), 0.0
-        *names, last = self.fractions
-        for name in names:
-            reached += self.fractions[name]
-            if u < reached:
-                return name
-        return last  # without a comparison: the fractions may sum to slightly less than 1
+        if self.declared:
+            if not declared:
+                raise DataError(f"patient {patient!r}: expected a declared split, found none")
+            if declared != "train" or not self.fractions:
+                return declared
+        limits = list(accumulate(self.fractions.values()))[:-1]  # the fractions may sum to slightly less than 1
+        return list(self.fractions)[bisect(limits, _uniform(f"{self.seed}:{patient}"))]
 
     def __str__(self) -> str:
         shares = ", ".join(f"{name} {100 * share:.6g}%" for name, share in self.fractions.items())
@@ -95,9 +91,6 @@ def _uniform(text: str) -> float:
     """A number in [0, 1) that is the same for the same text on every machine."""
     word = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
     return (word >> 11) / 2**53  # all the bits that a float holds: dividing 64 of them could round up to 1
-
-
-# -- the split -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -120,7 +113,7 @@ class Split:
     train 78, test 22 (by hash of the patient with seed 0: train 80%, test 20%)
     """
 
-    parts: Mapping[str, tuple[str, ...]]
+    parts: Mapping[str, Sequence[str]]
     fingerprint: str
     rule: Rule
     digests: Mapping[str, str] | None = field(default=None, compare=False, repr=False)
@@ -135,6 +128,8 @@ class Split:
                 if name in where:
                     raise LeakageError(f"case {name!r} is in the split twice, in {where[name]} and in {part}")
                 where[name] = part
+        if self.digests is not None and self.digests.keys() != where.keys():
+            raise DataError(f"digests: expected one per case, found {len(self.digests)} for {len(where)} cases")
 
     def __str__(self) -> str:
         return f"{', '.join(f'{part} {len(names)}' for part, names in self.parts.items())} ({self.rule})"
@@ -144,22 +139,44 @@ class Split:
         cases: Cases, fractions: Mapping[str, float] | None = None, seed: int = 0, progress: Progress | None = None
     ) -> Split:
         """Each patient where its hash says: see :class:`Rule`. Added cases never move the others, and a patient who is
-        in two data sets is in the same part of both.
-
-        The fractions are met on average, as with any lottery: expect to miss one by √(p (1 − p) / patients).
-
-        Args:
-            fractions: by default train 70%, val 10%, test 20%.
-            progress: all data are read for the fingerprint; called after each case.
+        in two data sets is in the same part of both. By default train has 70%, val 10%, test 20%; a share is met on
+        average, with a standard deviation of √(p (1 − p) / patients). All data are read, for the fingerprint.
         """
         if not cases.patients_known:
             raise DataError(f"{cases.title}: a split by hash needs patients, and the source did not tell who is who")
-        return _divide(cases, Rule(SHARES if fractions is None else fractions, seed), progress)
+        return Split.by_patient(cases, {}, Rule(SHARES if fractions is None else fractions, seed), progress)
 
     @staticmethod
-    def by_patient(cases: Cases, part_of: Mapping[str, str], rule: Rule, progress: Progress | None = None) -> Split:
-        """The part that ``part_of`` has for each patient; ``rule`` says how these parts were made."""
-        return _divide(cases, rule, progress, part_of=part_of)
+    def by_patient(
+        cases: Cases,
+        part_of: Mapping[str, str],
+        rule: Rule,
+        progress: Progress | None = None,
+        digests: Sequence[str] | None = None,
+    ) -> Split:
+        """The part that ``part_of`` has for a patient, for others the one that ``rule`` says; the rule is saved too.
+        ``digests`` of all cases, where they are known."""
+        _numbers(cases)
+
+        def places(rule: Rule) -> list[str]:
+            owner = (cases.declared if rule.declared else None) or [None] * len(cases)
+            return [part_of.get(p) or rule.part(p, part) for p, part in zip(cases.patients, owner, strict=True)]
+
+        parts: dict[str, list[str]] = {part: [] for part in rule.fractions}
+        for name, part in zip(cases.names, places(rule), strict=True):
+            parts.setdefault(part, []).append(name)
+        if empty := [part for part, names in parts.items() if not names]:
+            fits = (seed for seed in range(100) if parts.keys() <= set(places(replace(rule, seed=seed))))
+            seed = next(fits, None)
+            advice = "take fewer parts" if seed is None else f"data.split_seed={seed} fills all parts"
+            raise DataError(
+                f"{cases.title}: part {empty[0]!r} would be empty: a fraction of {rule.fractions[empty[0]]:g} of "
+                f"{len(set(cases.patients))} patients; {advice}, or take a larger fraction"
+            )
+        split = Split(parts, "", rule)
+        check_leakage(cases, split, content=False)  # before anything is read
+        digests = _digests(cases, progress) if digests is None else digests
+        return replace(split, fingerprint=combine(digests), digests=dict(zip(cases.names, digests, strict=True)))
 
     @staticmethod
     def declared(cases: Cases, val: float | None = None, seed: int = 0, progress: Progress | None = None) -> Split:
@@ -173,7 +190,7 @@ class Split:
                 f"found {len(without)} of {len(cases)} without one: {_names(without)}"
             )
         if val is None:
-            return _divide(cases, Rule(declared=True), progress)
+            return Split.by_patient(cases, {}, Rule(declared=True), progress)
         if "val" in said or "train" not in said:
             raise DataError(
                 f"{cases.title}: val={val:g} needs declared parts with a train and without a val, "
@@ -181,7 +198,7 @@ class Split:
             )
         if not 0 < val < 1:
             raise DataError(f"val must be a fraction of train between 0 and 1, found {val:g}")
-        return _divide(cases, Rule({"train": 1 - val, "val": val}, seed, declared=True), progress)
+        return Split.by_patient(cases, {}, Rule({"train": 1 - val, "val": val}, seed, declared=True), progress)
 
     def extended(self, cases: Cases, progress: Progress | None = None) -> Split:
         """This split with the cases that were added to the data since. Nobody moves: cases of a patient who is in the
@@ -189,12 +206,9 @@ class Split:
         """
         places = self._places(cases)
         digests = _digests(cases, progress)
-        known = [i for indices in places.values() for i in indices]
-        self._compare(cases, combine(digests[i] for i in known))
+        self._compare(cases, combine(digests[i] for indices in places.values() for i in indices))
         part_of = {cases.patients[i]: part for part, indices in places.items() for i in indices}
-        return _divide(cases, self.rule, digests=digests, part_of=part_of)
-
-    # -- using it --------------------------------------------------------------------------------------------
+        return Split.by_patient(cases, part_of, self.rule, digests=digests)
 
     def indices(self, cases: Cases, part: str) -> list[int]:
         """Numbers of one part's cases, in the order of their names: the same cases however the data are ordered."""
@@ -205,18 +219,10 @@ class Split:
     def verify(self, cases: Cases, names: Collection[str] | None = None, progress: Progress | None = None) -> None:
         """Raise :class:`DataError` unless ``cases`` are what was split: the same names and the same content.
 
-        Args:
-            cases: the data. The digests of a :class:`~ambiseg.data.store.Store` are known; of other data, cases are
-                read.
-            names: compare the content of these cases only, so that only these are read. If the split was saved without
-                digests of single cases, the content of data that are no store is then not compared.
+        Cases are read, except those of a :class:`~ambiseg.data.store.Store`, whose digests are known. With ``names``,
+        only these cases are read and compared; a split that was saved without digests then compares no content.
         """
-        split = {name for part in self.parts.values() for name in part}
-        missing, added = sorted(split.difference(cases.names)), sorted(set(cases.names) - split)
-        if missing or added:
-            found = [f"{len(missing)} missing: {_names(missing)}"] * bool(missing)
-            found += [f"{len(added)} new: {_names(added)} (`Split.extended` adds them)"] * bool(added)
-            raise DataError(f"{cases.title}: expected the {len(split)} cases of the split, found {'; '.join(found)}")
+        self._places(cases, exactly=True)
         if names is None or cases.fingerprint is not None:
             self._compare(cases, cases.fingerprint or fingerprint(cases, progress))
         elif self.digests is not None:
@@ -235,74 +241,55 @@ class Split:
                 f"patients): expected fingerprint {self.fingerprint}, found {found}"
             )
 
-    def _places(self, cases: Cases) -> dict[str, list[int]]:
-        number = _numbers(cases)
-        if missing := [name for names in self.parts.values() for name in names if name not in number]:
-            total = sum(map(len, self.parts.values()))
-            raise DataError(
-                f"{cases.title}: expected the {total} cases of the split, found "
-                f"{len(missing)} missing: {_names(missing)}"
-            )
+    def _places(self, cases: Cases, exactly: bool = False) -> dict[str, list[int]]:
+        """Numbers of the cases of every part; ``exactly``: there are no other cases."""
+        number, split = _numbers(cases), {name for names in self.parts.values() for name in names}
+        missing, added = sorted(split - number.keys()), sorted(number.keys() - split) if exactly else []
+        if missing or added:
+            found = [f"{len(missing)} missing: {_names(missing)}"] * bool(missing)
+            found += [f"{len(added)} new: {_names(added)} (`Split.extended` adds them)"] * bool(added)
+            raise DataError(f"{cases.title}: expected the {len(split)} cases of the split, found {'; '.join(found)}")
         return {part: [number[name] for name in names] for part, names in self.parts.items()}
-
-    # -- files -----------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON, one case per line. The file appears whole or not at all."""
-        content = _File(
-            format="ambiseg.Split/1",
-            made=str(self.rule),
-            fractions=dict(self.rule.fractions),
-            seed=self.rule.seed,
-            declared=self.rule.declared,
-            released=self.rule.released or None,
-            fingerprint=self.fingerprint,
-            parts={part: list(names) for part, names in self.parts.items()},
-            digests=None if self.digests is None else dict(self.digests),
-        )
-        text = json.dumps(content.model_dump(exclude_none=True), indent=1, ensure_ascii=False)
-        write_text(path, text + "\n")
+        content = {"format": _FORMAT, "made": str(self.rule), **asdict(self.rule), "fingerprint": self.fingerprint}
+        content |= {"parts": self.parts, "digests": self.digests}
+        content = {key: value for key, value in content.items() if value or key not in ("released", "digests")}
+        write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Split:
         """Read what :meth:`save` wrote; :class:`DataError` for anything else."""
         content = Path(path).read_bytes()
         try:
-            return _parse(json.loads(content, object_pairs_hook=_distinct))
+            content = json.loads(content, object_pairs_hook=_distinct)
+            if not isinstance(content, dict):
+                raise DataError(f"expected an object, found {content!r:.40}")
+            file = _File.model_validate(content)
+            rule = Rule(file.fractions, file.seed, file.declared, file.released)
+            return Split(file.parts, file.fingerprint, rule, file.digests)
         except LeakageError as error:
             raise LeakageError(f"{os.fspath(path)}: {error}") from None
-        except ValueError as error:  # JSON's own, UTF-8's and DataError are all of them
-            raise DataError(f"{os.fspath(path)}: cannot be read as a split: {error}") from None
+        except ValueError as error:  # JSON's own, UTF-8's, pydantic's and DataError are all of them
+            reason = explain(error, _File, content) if isinstance(error, ValidationError) else error
+            raise DataError(f"{os.fspath(path)}: cannot be read as a split: {reason}") from None
 
 
 class _File(BaseModel):
-    """The content of a split's file."""
+    """The content of a split's file; ``made`` is the rule in words."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     format: Literal["ambiseg.Split/1"]
-    made: str  # the rule in words
+    made: str
     fractions: dict[str, float]
     seed: int
     declared: bool
-    released: str | None = None
+    released: str = ""
     fingerprint: str
     parts: dict[str, list[str]]
     digests: dict[str, str] | None = None
-
-
-def _parse(content: Any) -> Split:
-    if not isinstance(content, dict):
-        raise DataError(f"expected an object, found {content!r:.40}")
-    try:
-        file = _File.model_validate(content)
-    except ValidationError as error:
-        raise DataError(explain(error, _File, content)) from None
-    names = {name for names in file.parts.values() for name in names}
-    if file.digests is not None and file.digests.keys() != names:
-        raise DataError(f"digests: expected one per case, found {len(file.digests)} for {len(names)} cases")
-    rule = Rule(file.fractions, file.seed, file.declared, file.released or "")
-    return Split({part: tuple(names) for part, names in file.parts.items()}, file.fingerprint, rule, file.digests)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -311,87 +298,39 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _divide(
-    cases: Cases,
-    rule: Rule,
-    progress: Progress | None = None,
-    digests: list[str] | None = None,
-    part_of: Mapping[str, str] | None = None,
-) -> Split:
-    """``part_of`` has the patients whose part is decided."""
-    _numbers(cases)
-    said = cases.declared if rule.declared else None
-
-    def places(rule: Rule) -> list[str]:
-        decided = part_of or {}
-        owner = said or [None] * len(cases)
-        return [decided.get(p) or rule.part(p, part) for p, part in zip(cases.patients, owner, strict=True)]
-
-    parts: dict[str, list[str]] = {part: [] for part in rule.fractions}
-    for name, part in zip(cases.names, places(rule), strict=True):
-        parts.setdefault(part, []).append(name)
-    if empty := [part for part, names in parts.items() if not names]:
-        fits = (seed for seed in range(100) if parts.keys() <= set(places(replace(rule, seed=seed))))
-        seed = next(fits, None)
-        advice = "take fewer parts" if seed is None else f"data.split_seed={seed} fills all parts"
-        raise DataError(
-            f"{cases.title}: part {empty[0]!r} would be empty: a fraction of {rule.fractions[empty[0]]:g} of "
-            f"{len(set(cases.patients))} patients; {advice}, or take a larger fraction"
-        )
-    members = {part: tuple(names) for part, names in parts.items()}
-    check_leakage(cases, Split(members, "", rule), content=False)  # before anything is read
-    digests = _digests(cases, progress) if digests is None else digests
-    return Split(members, combine(digests), rule, dict(zip(cases.names, digests, strict=True)))
-
-
-# -- what the data were, and whether they leak ---------------------------------------------------------------
-
-
 def fingerprint(cases: Cases, progress: Progress | None = None) -> str:
-    """32 hexadecimal digits that change with any pixel, mask, reader, patient or name, and not with the order.
-
-    Every case is read. ``progress`` is called after each.
-    """
+    """32 hexadecimal digits that change with any pixel, mask, reader, patient or name, and not with the order of the
+    cases, which are all read."""
     return combine(_digests(cases, progress))
 
 
 def check_leakage(cases: Cases, split: Split, content: bool = True, progress: Progress | None = None) -> None:
     """Raise :class:`LeakageError` when a patient, or the pixels of an image, are in two parts.
 
-    Args:
-        content: also read every image and compare their pixels, byte for byte: this finds the same picture
-            under another name and another patient. A picture that was compressed or resized again is not found.
-        progress: called after each image that is read.
+    With ``content`` every image is read and pixels are compared, byte for byte: this finds the same picture under
+    another name and another patient, and not a picture that was compressed or resized again.
 
     >>> from ambiseg.data.sets.shapes import Shapes
     >>> cases = Shapes(count=64)
     >>> check_leakage(cases, Split.by_hash(cases))  # raises nothing
     """
-    _refuse_shared(cases, split, "patient", lambda i: cases.patients[i], lambda patient: f"patient {patient!r}")
-    if content:
-        _refuse_shared(cases, split, "image", cases.image_digest, lambda _: "the same image", progress)
-
-
-def _refuse_shared(
-    cases: Cases,
-    split: Split,
-    kind: str,
-    key: Callable[[int], str],
-    text: Callable[[str], str],
-    progress: Progress | None = None,
-) -> None:
-    """Raise unless all cases with the same ``key`` are in one part."""
     places = [(part, i) for part, indices in split._places(cases).items() for i in indices]
-    seen: dict[str, dict[str, str]] = defaultdict(dict)  # the first case of each part
-    for done, (part, i) in enumerate(places, 1):
-        seen[key(i)].setdefault(part, cases.names[i])
-        if progress:
-            progress(done, len(places))
-    shared = [key for key, parts in seen.items() if len(parts) > 1]
-    if shared:
-        where = " and ".join(f"{part} (case {name!r})" for part, name in seen[shared[0]].items())
-        more = f"; in all {len(shared)} {kind}s are in two parts" if len(shared) > 1 else ""
-        raise LeakageError(f"{cases.title}: {text(shared[0])} is in {where}{more}")
+
+    def refuse_shared(kind: str, key: Callable[[int], str], progress: Progress | None = None) -> None:
+        seen: dict[str, dict[str, str]] = defaultdict(dict)  # the first case of each part
+        for done, (part, i) in enumerate(places, 1):
+            seen[key(i)].setdefault(part, cases.names[i])
+            if progress:
+                progress(done, len(places))
+        if shared := [key for key, parts in seen.items() if len(parts) > 1]:
+            what = f"patient {shared[0]!r}" if kind == "patient" else "the same image"
+            where = " and ".join(f"{part} (case {name!r})" for part, name in seen[shared[0]].items())
+            more = f"; in all {len(shared)} {kind}s are in two parts" if len(shared) > 1 else ""
+            raise LeakageError(f"{cases.title}: {what} is in {where}{more}")
+
+    refuse_shared("patient", lambda i: cases.patients[i])
+    if content:
+        refuse_shared("image", cases.image_digest, progress)
 
 
 def subset(cases: Cases, indices: Iterable[int], fraction: float, seed: int = 0) -> list[int]:

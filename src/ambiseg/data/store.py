@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,6 +47,8 @@ class Store(Cases):
     >>> len(store), np.array_equal(store[2].labels, Shapes(count=4, size=16)[2].labels)
     (4, True)
     """
+
+    hold: object = None  # kept as long as the store: the lock of a store in the cache, see data/cache.py
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -75,11 +79,13 @@ class Store(Cases):
             needed, found = _end(self._lines, which), _size(self.folder / name)
             if found < needed:
                 raise DataError(f"{self.folder / name}: expected {needed} bytes, found {found}: cut short")
-        self._pixels = _Pixels(self.folder)
-        self.hold: object = None  # kept as long as the store: the lock of a store in the cache, see data/cache.py
+
+    @cached_property
+    def _pixels(self) -> dict[str, np.ndarray]:
+        return _mapped(self.folder)
 
     def __getitem__(self, index: int) -> Case:
-        return self._pixels.case(self._lines[index])
+        return _case(self._lines[index], self._pixels)
 
     def image_digest(self, index: int, case: Case | None = None) -> str:
         return self._lines[index]["image_digest"]
@@ -97,15 +103,14 @@ class Store(Cases):
         """The state of the source when the store was written."""
         return self._state
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "hold": None}
+    def __getstate__(self) -> dict[str, Any]:  # every process maps the pixels itself
+        return {name: value for name, value in vars(self).items() if name not in ("hold", "_pixels")}
 
     @staticmethod
     def build(cases: Cases, folder: str | os.PathLike[str], progress: Progress | None = None) -> Store:
-        """Write ``cases`` to ``folder`` and open it; a finished store of the same data is opened as it is.
+        """Write ``cases`` to ``folder``, one at a time, and open it; a finished store of the same data is only opened.
 
-        Every case is read once, one at a time, so memory does not grow with their number. What an interrupted call
-        wrote is used by the next one. One process writes; others that call wait, and find the store finished.
+        What an interrupted call wrote is used by the next one. One process writes; others wait, and find it finished.
         """
         from filelock import FileLock
 
@@ -121,10 +126,12 @@ class Store(Cases):
 
 
 def _write(cases: Cases, folder: Path, state: str, progress: Progress | None) -> None:
-    lines = _complete_lines(folder, state)
+    draft = json.dumps({"format": _FORMAT, "state": state})
+    continued = (folder / _DRAFT).exists() and (folder / _DRAFT).read_bytes() == draft.encode()
+    lines = _complete_lines(folder) if continued else []
     (folder / "store.json").unlink(missing_ok=True)  # from here on the folder holds the draft of this state
-    write_text(folder / _DRAFT, json.dumps({"format": _FORMAT, "state": state}))
-    write_text(folder / _JOURNAL, "".join(json.dumps(line) + "\n" for line in lines))
+    write_text(folder / _DRAFT, draft)
+    _write_lines(folder / _JOURNAL, lines)
     with (
         open(folder / "images.bin", "ab") as images,
         open(folder / "regions.bin", "ab") as regions,
@@ -135,21 +142,18 @@ def _write(cases: Cases, folder: Path, state: str, progress: Progress | None) ->
             file.seek(0, os.SEEK_END)
         for decoded in cases.decode(len(lines)):
             lines.append(_line(decoded, images, regions))
-            # Pixels first: a line in the journal says that they are complete.
             images.flush()
             regions.flush()
-            journal.write(json.dumps(lines[-1]) + "\n")
-            journal.flush()
+            print(json.dumps(lines[-1]), file=journal, flush=True)  # says that the pixels are complete
             if progress is not None:
                 progress(len(lines), max(len(lines), cases.expected))
-        for file in (images, regions):
-            file.flush()
-            os.fsync(file.fileno())
+        os.fsync(images.fileno())
+        os.fsync(regions.fileno())
     observed = [line.pop("observed", None) for line in lines]
     if cases.settle(observed):
-        pixels = _Pixels(folder)
+        pixels = _mapped(folder)
         for line, values in zip(lines, observed, strict=True):
-            case = cases.settled(pixels.case(line), values)
+            case = cases.settled(_case(line, pixels), values)
             line.update(_table(case), digest=case.digest)
     header = {
         "format": _FORMAT,
@@ -165,16 +169,14 @@ def _write(cases: Cases, folder: Path, state: str, progress: Progress | None) ->
         "about": cases.about(),
         **({"flips": [asdict(flip) for flip in cases.flips]} if cases.flips else {}),
     }
-    write_text(folder / "cases.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    _write_lines(folder / "cases.jsonl", lines)
     write_text(folder / "store.json", json.dumps(header, indent=1, ensure_ascii=False) + "\n")
     for name in (_DRAFT, _JOURNAL):
         (folder / name).unlink()
 
 
-def _complete_lines(folder: Path, state: str) -> list[dict[str, Any]]:
-    """The cases of an interrupted store of this state whose pixels are all on disk."""
-    if _draft_state(folder) != state:
-        return []
+def _complete_lines(folder: Path) -> list[dict[str, Any]]:
+    """The cases of an interrupted store whose pixels are all on disk."""
     lines = _read_lines(folder / _JOURNAL, interrupted=True)
     sizes = {which: _size(folder / name) for which, name in _PIXELS.items()}
     while lines and any(_end(lines, which) > size for which, size in sizes.items()):
@@ -197,7 +199,7 @@ def _line(decoded: Decoded, images: BinaryIO, regions: BinaryIO) -> dict[str, An
         "image_digest": decoded.image_digest,
         "digest": decoded.digest,
         "origin": decoded.origin or {},
-        **({} if decoded.observed is None else {"observed": decoded.observed}),
+        "observed": decoded.observed,  # until the cases are settled
     }
 
 
@@ -213,37 +215,30 @@ def _put(file: BinaryIO, array: np.ndarray) -> dict[str, Any]:
     return {"dtype": array.dtype.str, "shape": list(array.shape), "at": at}
 
 
-class _Pixels:
-    """The two files of pixels, mapped when they are first needed: every worker process maps them itself."""
+def _mapped(folder: Path) -> dict[str, np.ndarray]:
+    """The bytes of the two files of pixels, which the system reads when they are looked at."""
+    paths = {which: folder / name for which, name in _PIXELS.items()}
+    empty = np.zeros(0, np.uint8)
+    return {which: np.memmap(path, np.uint8, "r") if _size(path) else empty for which, path in paths.items()}
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._maps: dict[str, np.ndarray] = {}
 
-    def case(self, line: dict[str, Any]) -> Case:
-        void, weights = line["void"], line["weights"]
-        return Case(
-            image=self._array("image", line),
-            regions=self._array("regions", line),
-            table=np.array(line["table"], dtype=line["ids"]).reshape(-1, len(line["readers"])),
-            name=line["name"],
-            patient=line["patient"],
-            readers=tuple(line["readers"]),
-            weights=None if weights is None else np.array(weights, np.float32),
-            void=None if void is None else np.array(void, bool),
-        )
-
-    def _array(self, which: str, line: dict[str, Any]) -> np.ndarray:
-        if which not in self._maps:
-            path = self._folder / _PIXELS[which]
-            self._maps[which] = np.memmap(path, np.uint8, "r") if _size(path) else np.zeros(0, np.uint8)
-        start, stop = line[which]["at"], _end([line], which)
+def _case(line: dict[str, Any], pixels: Mapping[str, np.ndarray]) -> Case:
+    def array(which: str) -> np.ndarray:
         # The bare array: np.memmap's own bookkeeping makes every slice several times as slow.
-        flat = self._maps[which][start:stop].view(np.ndarray)
+        flat = pixels[which][line[which]["at"] : _end([line], which)].view(np.ndarray)
         return flat.view(np.dtype(line[which]["dtype"])).reshape(line[which]["shape"])
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_folder": self._folder, "_maps": {}}
+    void, weights = line["void"], line["weights"]
+    return Case(
+        image=array("image"),
+        regions=array("regions"),
+        table=np.array(line["table"], dtype=line["ids"]).reshape(-1, len(line["readers"])),
+        name=line["name"],
+        patient=line["patient"],
+        readers=tuple(line["readers"]),
+        weights=None if weights is None else np.array(weights, np.float32),
+        void=None if void is None else np.array(void, bool),
+    )
 
 
 def _end(lines: Sequence[dict[str, Any]], which: str) -> int:
@@ -257,9 +252,7 @@ def _end(lines: Sequence[dict[str, Any]], which: str) -> int:
 def _read_lines(path: Path, interrupted: bool = False) -> list[dict[str, Any]]:
     """One case per line; of an ``interrupted`` file the last line may be incomplete."""
     lines: list[dict[str, Any]] = []
-    if not path.exists():
-        return lines
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8") if path.exists() else nullcontext([]) as file:
         for number, text in enumerate(file, 1):
             try:
                 lines.append(json.loads(text))
@@ -268,6 +261,10 @@ def _read_lines(path: Path, interrupted: bool = False) -> list[dict[str, Any]]:
                     break
                 raise DataError(f"{path}: line {number}: expected one case as JSON, found {text[:40]!r}") from None
     return lines
+
+
+def _write_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _header(folder: Path) -> dict[str, Any] | None:
@@ -288,13 +285,6 @@ def state_of(folder: str | os.PathLike[str]) -> str | None:
     """The state of the data whose finished store is in a folder; ``None`` if there is none."""
     header = _header(Path(folder))
     return None if header is None else header["state"]
-
-
-def _draft_state(folder: Path) -> str | None:
-    try:
-        return json.loads((folder / _DRAFT).read_text(encoding="utf-8")).get("state")
-    except (FileNotFoundError, ValueError, AttributeError):
-        return None
 
 
 def _size(path: Path) -> int:

@@ -58,9 +58,12 @@ class Flips(Cases):
         return self._flipped(self.cases[index])
 
     def decode(self, start: int = 0) -> Iterator[Decoded]:
-        for decoded in self.cases.decode(start):
-            found = digest("flips", decoded.digest, self._settings())
-            yield replace(decoded, case=self._flipped(decoded.case), digest=found)
+        # Not by the source's decode, whose tables may hold numbers that are no classes yet.
+        for index in range(start, len(self)):
+            case = self.cases[index]
+            declared = None if self.declared is None else self.declared[index]
+            digests = self.cases.image_digest(index, case), self._digest(self.cases.digest(index, case))
+            yield Decoded(self._flipped(case), *digests, declared, self.origin(index))
 
     def _flipped(self, case: Case) -> Case:
         if case.table.shape[1] != 1:
@@ -76,17 +79,17 @@ class Flips(Cases):
         return self.cases.about()
 
     def state(self) -> str:
-        return digest("flips", self.cases.state(), self._settings())
+        return self._digest(self.cases.state())
 
     def image_digest(self, index: int, case: Case | None = None) -> str:
         return self.cases.image_digest(index)
 
     def digest(self, index: int, case: Case | None = None) -> str:
         """A hash of the case without flips and of the flips, not of every mode's map."""
-        return digest("flips", self.cases.digest(index), self._settings())
+        return self._digest(self.cases.digest(index))
 
-    def _settings(self) -> str:
-        return f"{self.title} {self.classes} {self.flips}"
+    def _digest(self, found: str) -> str:
+        return digest("flips", found, f"{self.title} {self.classes} {self.flips}")
 
 
 @dataclass(frozen=True, eq=False)
