@@ -115,7 +115,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: expected image [N, H, W(, C)] and masks [N, M, H, W], found {shapes}")
     if masks.dtype.kind not in "bui" or image.dtype.kind not in "buif":
         raise DataError(f"{path}: expected numbers and class ids, found {image.dtype} and {masks.dtype}")
-    for key in arrays.keys() & texts:
+    for key in (key for key in texts if key in arrays):
         if (shape := arrays[key].shape) != (len(image),):
             raise DataError(f"{path}: expected one {key} for each of {len(image)} cases, found {list(shape)}")
         arrays[key] = [str(value) for value in arrays[key]]

@@ -28,7 +28,7 @@ from ambiseg.data.sets.folder.labels import (
 )
 from ambiseg.data.sets.folder.layout import Entry, MaskFile, list_folder
 from ambiseg.data.sets.folder.manifest import find_manifest, list_manifest
-from ambiseg.data.sets.folder.reading import Files, Kind, check_lossless, may_be_stack
+from ambiseg.data.sets.folder.reading import Files, Kind, may_be_stack
 from ambiseg.data.sets.folder.settings import FolderSettings
 from ambiseg.io.errors import FileError, Problem
 from ambiseg.io.source import Source
@@ -169,7 +169,6 @@ class Folder(Cases):
             for mask in place.entry.masks:
                 with self._tolerant:
                     source = self._files.open(mask.path, mask=True, like=self._grid(place.entry))
-                    check_lossless(source)
                     seen.add(source.read(min(place.slice, source.slices - 1)), mask.path)
         try:
             return observed_convention(seen, self.settings)
@@ -250,14 +249,13 @@ class Folder(Cases):
         convention = declared_convention(self.settings)
         number = 0
         for entry in self.entries:
-            stack = may_be_stack(entry.image)
-            if number < start and not stack:
+            if number < start and not may_be_stack(entry.image):
                 number += 1
                 continue
             source = self._files.open(entry.image)
             if entry is self.entries[0]:
                 self._first = Kind.of(source)
-            places = self._slices(entry, source if stack else None)
+            places = self._slices(entry, source)
             for place in places[max(start - number, 0) :]:
                 observed: list[Any] = []
                 case = _unless_errors(*self._read(place, source, convention, observed))
@@ -271,7 +269,11 @@ class Folder(Cases):
         """The convention of all masks, from the numbers that :meth:`decode` found in each."""
         if declared_convention(self.settings) is not None:
             return False
-        masks = [mask for case in observed for mask in _from_json(case)]
+        masks: list[tuple[Path, Numbers]] = [  # JSON has numbers as texts
+            (Path(path), numbers and {int(number): pixels for number, pixels in numbers.items()})
+            for case in observed
+            for path, numbers in case
+        ]
         seen = Values()
         for path, numbers in masks:
             seen.count(numbers, path)
@@ -284,7 +286,7 @@ class Folder(Cases):
         # A convention that was found out keeps the order of numbers, so that regions stay as they are numbered.
         table = case.table.astype(np.int64)
         rows = slice(None) if case.void is None else ~case.void
-        for m, (_, numbers) in enumerate(_from_json(observed)):
+        for m, (_, numbers) in enumerate(observed):
             if numbers is not None:
                 table[rows, m] = self.convention.targets(table[rows, m])
         return replace(case, table=table.astype(smallest_unsigned(table.max() + 1)))
@@ -304,8 +306,7 @@ class Folder(Cases):
         valid: np.ndarray | None = None
         for mask in entry.masks:
             try:
-                lossy = convention is not None and convention.kind == "threshold"
-                values = self._files.mask(mask.path, source, k, lossy)
+                values = self._files.mask(mask.path, source, k)
                 if convention is not None:
                     ids, void = convention(values, mask.path)
                 else:
@@ -342,8 +343,3 @@ def _unless_errors(case: Case | None, problems: Iterable[Problem]) -> Case:
             raise FileError(problem)
     assert case is not None
     return case
-
-
-def _from_json(observed: Iterable[Any]) -> list[tuple[Path, Numbers]]:
-    """File and numbers of each mask of one case; JSON has numbers as texts."""
-    return [(Path(path), found and {int(n): pixels for n, pixels in found.items()}) for path, found in observed]

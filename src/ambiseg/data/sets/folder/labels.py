@@ -148,19 +148,12 @@ class Convention:
             colours = some([f"#{code:06x} ({pixels:,} px)" for pixels, code in common], 4)
             raise FileError.of("E304", path, f"expected the {len(self.table)} declared colours, found {colours}")
         if wrong:
+            kinds = {"ids": f"class ids 0 … {len(self.classes) - 1}", "binary": "0 and 255"}
+            expected = kinds.get(self.kind) or f"the declared values {some(sorted(self.table), 12)}"
+            expected += "" if self.void is None else f" or {self.void} (void)"
             noun = "value" if len(wrong) == 1 else "values"
             found = f"{noun} {some(sorted(wrong))} in {count(sum(wrong.values()), 'pixel')}"
-            raise FileError.of("E303", path, f"expected {self.text}, found {found}", self._advice(set(wrong)))
-
-    @property
-    def text(self) -> str:
-        """What a mask may hold, in words."""
-        void = "" if self.void is None else f" or {self.void} (void)"
-        if self.kind == "ids":
-            return f"class ids 0 … {len(self.classes) - 1}{void}"
-        if self.kind == "binary":
-            return f"0 and 255{void}"
-        return f"the declared values {some(sorted(self.table), 12)}{void}"
+            raise FileError.of("E303", path, f"expected {expected}, found {found}", self._advice(set(wrong)))
 
     def _advice(self, wrong: set[int]) -> str:
         if self.kind == "binary" and wrong == {1}:
