@@ -208,7 +208,8 @@ class Folder(Cases):
 
     def state(self) -> str:
         """Of the settings, and of paths, sizes and times of all files; no file is opened."""
-        parts = [self.title, repr(sorted(self.settings.as_dict().items()))]
+        said = self.settings.model_dump(mode="json", exclude_none=True)
+        parts = [self.title, repr(sorted(said.items()))]
         for entry in self.entries:
             for path in (entry.image, *(mask.path for mask in entry.masks)):
                 files = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -259,10 +260,8 @@ class Folder(Cases):
             for place in places[max(start - number, 0) :]:
                 observed: list[Any] = []
                 case = _unless_errors(*self._read(place, source, convention, observed))
-                if convention is None:
-                    yield Decoded(case, case.image_digest, "", entry.split, observed=observed)
-                else:
-                    yield Decoded(case, case.image_digest, case.digest, entry.split)
+                whole = "" if convention is None else case.digest
+                yield Decoded(case, case.image_digest, whole, entry.split, observed=observed or None)
             number += len(places)
 
     def settle(self, observed: Sequence[Any]) -> bool:

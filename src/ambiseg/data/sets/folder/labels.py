@@ -259,7 +259,7 @@ def _one_channel(mask: np.ndarray, path: Path) -> np.ndarray:
 def _whole(values: np.ndarray, path: Path) -> np.ndarray:
     """Non-negative integers; fractions are not rounded."""
     if values.dtype.kind == "f":
-        wrong = values[~(values == np.rint(values))]  # nan is not equal to itself either
+        wrong = values[(values != np.rint(values)) | np.isinf(values)]  # nan is not equal to itself
         if wrong.size:
             example = f"{count(wrong.size, 'pixel')} such as {wrong.flat[0]:.4g}"
             raise FileError.of("E305", path, f"expected whole numbers, found {example}")

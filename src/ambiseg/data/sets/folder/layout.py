@@ -66,19 +66,18 @@ def list_folder(root: Path, settings: FolderSettings) -> Listing:
     Raises ``DataError`` if there is nothing of the kind; anything less is a problem in the listing.
     """
     images, masks = settings.images or "images", settings.masks or "masks"
-    listing = Listing()
+    below = [d for d in _folders(root) if (d / images).is_dir()]
+    order = list(SPLITS)
+    parts = sorted((d for d in below if d.name.lower() in SPLITS), key=lambda d: order.index(d.name.lower()))
     if (root / images).is_dir():
-        _list_part(root, "", settings, listing)
-        return listing
-    folders = _folders(root)
-    below = [d for d in folders if (d / images).is_dir()]
-    parts = [d for d in below if d.name.lower() in SPLITS]
-    if not parts:
-        found = some([*(f"{d.name}/" for d in folders), *(f.name for f in _files(root))]) or "an empty folder"
+        parts = [root]
+    elif not parts:
+        found = some([*(f"{d.name}/" for d in _folders(root)), *(f.name for f in _files(root))]) or "an empty folder"
         message = f"expected {images}/ and {masks}/, or a manifest.csv, found {found}"
         raise FileError.of("E002", root, message, f"give the folder below, {below[0]}" if below else _rename(root))
-    for part in sorted(parts, key=lambda part: list(SPLITS).index(part.name.lower())):
-        _list_part(part, part.name, settings, listing)
+    listing = Listing()
+    for part in parts:
+        _list_part(part, "" if part == root else part.name, settings, listing)
     return listing
 
 

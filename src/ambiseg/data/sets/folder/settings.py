@@ -121,10 +121,6 @@ class FolderSettings(Settings):
         """The declared classes' names; a number of classes gets plain ones."""
         return plain_names(self.classes) if isinstance(self.classes, int) else self.classes
 
-    def as_dict(self) -> dict[str, Any]:
-        """What was said, ready for JSON."""
-        return self.model_dump(mode="json", exclude_none=True)
-
     @staticmethod
     def load(folder: Path) -> FolderSettings:
         """What the folder's ``ambiseg.json`` says; all ``None`` if there is none."""
