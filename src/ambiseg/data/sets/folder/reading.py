@@ -43,12 +43,8 @@ class Files:
     def __init__(self, settings: FolderSettings, most: int) -> None:
         self._settings, self._most = settings, most
         self._lossy = isinstance(settings.labels, Mapping) and "threshold" in settings.labels  # JPEG will do for masks
-        self._options = ReadOptions(
-            coloured=settings.colours is not None,
-            axes=settings.axes,
-            axis=2 if settings.axis is None else settings.axis,
-            geometry=settings.geometry != "ignore",
-        )
+        axis = 2 if settings.axis is None else settings.axis
+        self._options = ReadOptions(coloured=settings.colours is not None, axes=settings.axes, axis=axis)
         self._opened: dict[tuple[Path, bool], Source] = {}
         self._bytes = 0
 
@@ -58,6 +54,7 @@ class Files:
         if key in self._opened:
             self._opened[key] = self._opened.pop(key)  # now the last used
             return self._opened[key]
+        like = None if self._settings.geometry == "ignore" else like
         source = open_source(path, replace(self._options, mask=mask, like=like))
         if mask and source.format == "JPEG" and not self._lossy:
             message = "expected a mask without loss, found JPEG, whose values are not class ids"
@@ -100,7 +97,8 @@ class Files:
         if (source.slices, *source.size) != (image.slices, *image.size):
             message = f"expected {image.form} as its image {image.path.name}, found {source.form}"
             raise FileError.of("E301", path, message, self._size_advice(image, source))
-        if self._options.geometry and (miss := grid_distance(image, source)) is not None:
+        miss = None if self._settings.geometry == "ignore" else grid_distance(image, source)
+        if miss is not None:
             message = f"expected the grid of {image.path.name}, found corners {miss:.3g} mm away from its own"
             raise FileError.of("E302", path, message)
         return source.read(k)
