@@ -311,10 +311,11 @@ def test_one_line_names_the_option(options, message, folders, capsys, monkeypatc
 
 def test_command(folders, tmp_path, capsys):
     predictions, truth = folders
-    out = tmp_path / "scores.json"
+    out = tmp_path / "scores [old].json"  # brackets are no markup
     assert main(["evaluate", "--predictions", str(predictions), "--truth", str(truth), "--out", str(out)]) == 0
     text = capsys.readouterr().out
     assert "2 images of 2 patients" in text
     assert "0.250 [0.000, 0.500]" in text
+    assert f"all numbers: {out}, scores [old].csv" in text
     assert json.loads(out.read_text())["settings"][0]["form"] == "files"
-    assert (tmp_path / "scores.csv").is_file()
+    assert (tmp_path / "scores [old].csv").is_file()

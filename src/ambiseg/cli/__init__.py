@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ambiseg import __version__
+from ambiseg._util.errors import DataError
 from ambiseg._util.extras import MissingExtra, explained
 from ambiseg._util.text import did_you_mean
 from ambiseg.cli import data, demo, evaluate, predict, report, train
@@ -20,14 +22,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
     """Descriptions as they are written, options in one wide column."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=min(100, _columns()))
-
-
-def _columns() -> int:
-    try:
-        return os.get_terminal_size().columns
-    except OSError:
-        return 100
+        super().__init__(prog, max_help_position=30, width=min(100, shutil.get_terminal_size((100, 24)).columns))
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,6 +37,13 @@ class Parser(argparse.ArgumentParser):
         elif unknown := re.match(r"unrecognized arguments: (--[^ =]+)", message):
             hint = did_you_mean(unknown[1], self._option_string_actions)[2:] or hint
         self.exit(2, f"{self.prog}: {message}; {hint}\n")
+
+    def parse_known_args(self, *arguments: Any, **more: Any) -> Any:
+        """Unknown arguments are an error of the command's own parser, which knows what may have been meant."""
+        found, unknown = super().parse_known_args(*arguments, **more)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
 
 def parser() -> Parser:
@@ -72,25 +74,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         given.append("--help")
     if given[0] in ("train", "demo"):
         given, settings = train.divide(given)
-    made = parser()
-    chosen, rest = made.parse_known_args(given)
-    if rest:  # by the command's own parser, which knows what may have been meant
-        _of_command(made, given).error(f"unrecognized arguments: {' '.join(rest)}")
-    chosen.settings_given = settings
-    return chosen
-
-
-def _of_command(made: Parser, given: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of the command that was typed, at any depth."""
-    found: argparse.ArgumentParser = made
-    for word in given:
-        for action in found._actions:
-            if isinstance(action, argparse._SubParsersAction) and word in action.choices:
-                found = action.choices[word]
-                break
-        else:
-            break
-    return found
+    return parser().parse_args(given, argparse.Namespace(settings_given=settings))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -108,9 +92,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except (ValueError, OSError, ImportError) as error:
         known = explained(error) if isinstance(error, ModuleNotFoundError) else error
-        if not _expected(known):
+        if not isinstance(known, DataError | OSError | MissingExtra):  # of ours, not about the user's input or disk
             raise
-        print(f"ambiseg: {_one_line(known)}", file=sys.stderr)
+        text = " ".join(str(known).split())
+        if isinstance(known, OSError) and known.filename is not None and known.strerror:
+            text = f"{known.filename}: {known.strerror}"
+        print(f"ambiseg: {text}", file=sys.stderr)
         return 2
 
 
@@ -125,16 +112,3 @@ def _patience() -> Iterator[None]:
         yield
     finally:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def _expected(error: Exception) -> bool:
-    """An error about the user's input or disk, as against one of ours."""
-    from ambiseg._util.errors import DataError
-
-    return isinstance(error, DataError | OSError | MissingExtra)
-
-
-def _one_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return " ".join(str(error).split())

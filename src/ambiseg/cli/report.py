@@ -29,11 +29,10 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     report.add_argument("folder", metavar="RUN", help="the folder of a run")
     report.add_argument("--split", default="test", metavar="PART", help="the part of the data (default: test)")
     report.add_argument("--out", metavar="FILE", help="the page to write (default: RUN/report.html)")
+    count: dict[str, Any] = {"type": int, "metavar": "N"}
+    report.add_argument("--cases", **count, default=3, help="cases of each kind to show; 0 is none (default: 3)")
     report.add_argument(
-        "--cases", type=int, default=3, metavar="N", help="cases of each kind to show; 0 is none (default: 3)"
-    )
-    report.add_argument(
-        "--samples", type=int, default=4, metavar="N", help="masks to show per stratum of the prediction (default: 4)"
+        "--samples", **count, default=4, help="masks to show per stratum of the prediction (default: 4)"
     )
     report.add_argument("--root", metavar="DIR", help="where the data are, if they have moved since")
     report.add_argument("--open", action="store_true", help="show the page in a browser")

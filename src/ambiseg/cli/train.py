@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from ambiseg._util.errors import ConfigError
 
 EXAMPLES = """\
 examples:
@@ -20,16 +24,8 @@ examples:
 Any setting can be given as --section.key value; `ambiseg train --settings` lists them with their meaning.
 """
 
-SECTIONS = (
-    "data",
-    "backbone",
-    "model",
-    "optimizer",
-    "schedules",
-    "trainer",
-    "evaluation",
-    "seed",
-)  # of ambiseg.config.Config
+# The sections of ambiseg.config.Config, which is not imported for --help; schedules are version 0.1's.
+SECTIONS = ("data", "backbone", "model", "optimizer", "schedules", "trainer", "evaluation", "seed")
 
 
 def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
@@ -75,28 +71,26 @@ def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _train(arguments: argparse.Namespace) -> int:
     from ambiseg import config as configuration
-    from ambiseg._util.errors import ConfigError
 
     if arguments.recipes:
         names = configuration.recipes()
         for name, path in names.items():
-            print(f"{name:{max(map(len, names)) + 2}s}{_summary(path)}")
+            first = path.read_text(encoding="utf-8").splitlines()[0]
+            print(f"{name:{max(map(len, names)) + 2}s}{first.removeprefix('#').strip()}")
         return 0
     if arguments.settings:
-        print(settings_text(_width()))
+        print(settings_text(min(shutil.get_terminal_size((110, 24)).columns, 120)))
         return 0
     if (arguments.recipe is None) == (arguments.resume is None):
         known = ", ".join(configuration.recipes())
         raise ConfigError(f"train: expected a recipe ({known}, or a YAML file) or --resume RUN")
     if arguments.resume is not None and arguments.out is not None:
         raise ConfigError("train: expected --resume RUN or --out DIR, found both: a run goes on in its own folder")
-    if arguments.resume is not None:
-        out, recipe = Path(arguments.resume), Path(arguments.resume) / "config.yaml"
-        if not recipe.is_file():
-            raise ConfigError(f"{out}: expected the folder of a run, found no config.yaml in it")
-    else:
-        out, recipe = Path(arguments.out or Path("runs") / Path(arguments.recipe).stem), arguments.recipe
-    config = configuration.parse(arguments.settings_given, recipe)
+    begun = None if arguments.resume is None else Path(arguments.resume)
+    if begun is not None and not (begun / "config.yaml").is_file():
+        raise ConfigError(f"{begun}: expected the folder of a run, found no config.yaml in it")
+    out = begun or Path(arguments.out or Path("runs") / Path(arguments.recipe).stem)
+    config = configuration.parse(arguments.settings_given, begun / "config.yaml" if begun else arguments.recipe)
     if arguments.print_config:
         print(configuration.dump(config), end="")
         return 0
@@ -105,7 +99,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
     from ambiseg.training import train
 
-    run = train(config, out, resume=arguments.resume is not None, quiet=arguments.quiet, command=sys.argv)
+    run = train(config, out, resume=begun is not None, quiet=arguments.quiet, command=sys.argv)
     if not arguments.quiet:
         best = min(run.history, key=lambda row: row.get("val_ged", float("inf")))
         if "val_ged" in best:
@@ -114,19 +108,8 @@ def _train(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _summary(path: Path) -> str:
-    """The first line of a recipe's comment."""
-    first = path.read_text(encoding="utf-8").splitlines()[0]
-    return first.removeprefix("#").strip()
-
-
-# -- the list of settings ---------------------------------------------------------------------------------------------
-
-
 def settings_text(width: int = 100) -> str:
     """Every setting with its default and its meaning, by section."""
-    import textwrap
-
     from ambiseg.config import tables
 
     lines = [
@@ -144,9 +127,3 @@ def settings_text(width: int = 100) -> str:
                 start = f"{start:<{indent}}{body.pop(0)}"
             lines += [start, *(" " * indent + line for line in body)]
     return "\n".join(lines)
-
-
-def _width() -> int:
-    import shutil
-
-    return min(shutil.get_terminal_size((110, 24)).columns, 120)

@@ -72,7 +72,11 @@ def evaluate(
     card = opened.card
     protocol = opened.config.evaluation.protocol if protocol is None else protocol
     rules = ScoringRules(protocol, card.evaluated, len(card.classes))
-    forms = _checked_forms(forms, protocol)
+    for form in forms or ():
+        if form not in FORMS:
+            raise ConfigError(f"form: expected one of {', '.join(FORMS)}, found {form!r}")
+    if forms is None:
+        forms = FORMS if PROTOCOLS[protocol].matching == "transport" else ("standard",)  # which has no weighted form
     if not samples or min(samples) < 1:
         raise ConfigError(f"samples: expected numbers of at least 1, found {', '.join(map(str, samples)) or 'none'}")
     if threads < 1:
@@ -104,22 +108,9 @@ def evaluate(
         score = partial(score_batch, rules=rules, forms=forms, samples=samples, seed=seed)
         scoring = ScoringModule(model.method, score, threads, report)
         scored = score_part(scoring, module, accelerator=accelerator, devices=devices, num_nodes=num_nodes)
-    return summarise(
-        scored,
-        card.classes,
-        rules.flips,
-        card.stratum,
-        run=str(opened.folder),
-        split=split,
-        protocol=protocol,
-        which=which,
-        weights=opened.digest(which),
-        seed=seed,
-        data=card.title,
-        threads=threads,
-        batch_size=config.eval_batch_size,
-        evaluated=list(card.evaluated),
-    )
+    about = {"run": str(opened.folder), "split": split, "data": card.title, "evaluated": list(card.evaluated)}
+    about |= {"protocol": protocol, "which": which, "weights": opened.digest(which), "seed": seed, "threads": threads}
+    return summarise(scored, card.classes, rules.flips, card.stratum, batch_size=config.eval_batch_size, **about)
 
 
 def evaluation_path(run: Run, split: str = "test") -> Path:
@@ -137,11 +128,3 @@ def saved_evaluation(run: Run, split: str = "test") -> Evaluation | None:
     if found.which == "files" or not (run.folder / f"{found.which}.safetensors").is_file():
         return found
     return found if found.weights == run.digest(found.which) else None
-
-
-def _checked_forms(forms: Sequence[str] | None, protocol: str) -> Sequence[str]:
-    for form in forms or ():
-        if form not in FORMS:
-            raise ConfigError(f"form: expected one of {', '.join(FORMS)}, found {form!r}")
-    weighted = PROTOCOLS[protocol].matching == "transport"
-    return [form for form in FORMS if weighted or form != "compact"] if forms is None else forms

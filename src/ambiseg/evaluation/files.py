@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,7 +70,14 @@ def evaluate_files(
         found = "a file" if source.exists() else "no such folder"
         raise DataError(f"{source}: expected a folder of predicted masks, found {found}")
     readers = open_truth(truth, quiet)
-    wanted = _wanted(readers, truth, split)
+    wanted = range(len(readers))
+    if split is not None:
+        if readers.declared is None:
+            raise DataError(f"{os.fspath(truth)}: expected a folder that declares a split, found none")
+        if split not in readers.declared:
+            known = ", ".join(dict.fromkeys(readers.declared))
+            raise DataError(f"{os.fspath(truth)}: expected a part of the split ({known}), found {split!r}")
+        wanted = [i for i in wanted if readers.declared[i] == split]
     protocol = EvaluationConfig().protocol if protocol is None else protocol
     rules = ScoringRules(protocol, readers.evaluated, len(readers.classes))
     predicted = PredictedMasks(source, readers, [readers.names[i] for i in wanted])
@@ -80,31 +87,10 @@ def evaluate_files(
         masks = predicted.of(case)
         scored.append(score_masks(masks, _distribution(case), case.name, case.patient, rules, "files"))
         most = max(most, masks.count)
-    return summarise(
-        [one.renamed("files", f"files-{most}") for one in scored],
-        readers.classes,
-        run=str(source),
-        split=split or "all",
-        protocol=protocol,
-        which="files",
-        weights="",
-        seed=0,
-        data=readers.title,
-        threads=torch.get_num_threads(),
-        batch_size=1,
-        evaluated=list(readers.evaluated),
-    )
-
-
-def _wanted(readers: Folder, truth: str | os.PathLike[str], split: str | None) -> list[int]:
-    if split is None:
-        return list(range(len(readers)))
-    if readers.declared is None:
-        raise DataError(f"{os.fspath(truth)}: expected a folder that declares a split, found none")
-    if split not in readers.declared:
-        known = ", ".join(dict.fromkeys(readers.declared))
-        raise DataError(f"{os.fspath(truth)}: expected a part of the split ({known}), found {split!r}")
-    return [i for i, part in enumerate(readers.declared) if part == split]
+    about = {"run": str(source), "split": split or "all", "data": readers.title, "evaluated": list(readers.evaluated)}
+    about |= {"which": "files", "weights": "", "seed": 0, "threads": torch.get_num_threads(), "batch_size": 1}
+    scored = [one.renamed("files", f"files-{most}") for one in scored]
+    return summarise(scored, readers.classes, protocol=protocol, **about)
 
 
 def _distribution(case: Case) -> MaskDistribution:
@@ -125,8 +111,7 @@ def open_truth(truth: str | os.PathLike[str], quiet: bool = False) -> Folder:
         raise DataError(f"{root}: expected a folder of the readers' masks, found no such folder")
     settings = FolderSettings.load(root) if root.is_dir() else FolderSettings()
     images = settings.images or "images"
-    parts = [root / images] + [root / name / images for name in SPLITS]
-    if find_manifest(root) or any(part.is_dir() for part in parts):
+    if find_manifest(root) or any((root / part / images).is_dir() for part in ("", *SPLITS)):
         return Folder(root, quiet=quiet)
     masks = root / (settings.masks or "masks")
     cases: dict[str, dict[str, Path]] = {}
@@ -157,9 +142,9 @@ def _from_entries(entries: list[dict[str, Any]], settings: FolderSettings, quiet
 def _files(root: Path) -> Iterator[tuple[Path, str]]:
     """Every file of a known format, with its path in ``root`` without the suffix."""
     for path in sorted(root.rglob("*")):
-        hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
-        if path.is_file() and not hidden and format_of(path):
-            yield path, (path.relative_to(root).parent / stem_of(path)).as_posix()
+        inside = path.relative_to(root)
+        if path.is_file() and not any(part.startswith(".") for part in inside.parts) and format_of(path):
+            yield path, (inside.parent / stem_of(path)).as_posix()
 
 
 # -- the predictions --------------------------------------------------------------------------------------------------
@@ -179,19 +164,18 @@ class PredictedMasks:
         entry_of = {entry.image: entry for entry in readers.entries}
         scan_of = {name: entry_of[readers.file_of(i)] for i, name in enumerate(readers.names)}
         scans = {entry.name: entry for entry in scan_of.values()}
+        self._cases, self._scans = _short_names(readers.names), _short_names(scans)
         self._npz: dict[str, Path] = {}  # by case
         self._samples: dict[str, dict[str, Path]] = {}  # by scan, then by sample
         self._weights: dict[str, dict[str, float]] = {}
-        written = self._find_written(_short_names(scans))
-        self._find_files(_short_names(readers.names), _short_names(scans), written)
-        missing = [name for name in names if name not in self._npz and scan_of[name].name not in self._samples]
-        if missing:
+        self._find_files(written := self._find_written())
+        if missing := [name for name in names if name not in self._npz and scan_of[name].name not in self._samples]:
             expected = f"expected masks of {count(len(names), 'case')}"
             raise DataError(f"{root}: {expected}, found none of {len(missing)}: {some([repr(n) for n in missing])}")
         wanted = {scan_of[name].name for name in names if name not in self._npz}
         self._samples = {name: by for name, by in self._samples.items() if name in wanted}
         if (path := root / WEIGHTS).is_file() and root not in written:
-            self._read_weights(path, _short_names(scans))
+            self._read_weights(path)
         entries: list[dict[str, Any]] = [
             {"image": scans[name].image, "masks": by, "name": name, "weights": self._weights.get(name)}
             for name, by in self._samples.items()
@@ -199,7 +183,7 @@ class PredictedMasks:
         self._folder = _from_entries(entries, _settings(root, readers), True) if entries else None
         self._number = {name: i for i, name in enumerate(self._folder.names)} if self._folder else {}
 
-    def _find_written(self, scans: dict[str, str]) -> set[Path]:
+    def _find_written(self) -> set[Path]:
         """Folders that ``ambiseg predict`` wrote, one per scan, of which only what weights.json lists are masks.
 
         For a picture, ``masks.npz`` is read, which has the soft probabilities too. The slices of a volume are read from
@@ -207,53 +191,53 @@ class PredictedMasks:
         """
         folders: set[Path] = set()
         for path in sorted(self.root.rglob(WEIGHTS)):
-            content = _content(path)
-            about = read_json(Any, path, content, "weights")
+            about = _read(Any, path, "weights")
             if not isinstance(about, dict) or about.get("format") not in PREDICTIONS:
                 continue
             folder = path.parent
             key = folder.relative_to(self.root).as_posix() if folder != self.root else folder.resolve().name
-            if key not in scans:
+            if key not in self._scans:
                 raise DataError(f"{folder}: expected the prediction of a case of the truth, found {key!r}")
             folders.add(folder)
-            prediction, npz = read_json(_Written, path, content, "a prediction"), folder / "masks.npz"
-            if prediction.slices == 1 and npz.is_file():
-                self._npz[scans[key]] = npz
+            prediction, name = _read(_Written, path, "a prediction"), self._scans[key]
+            if prediction.slices == 1 and (folder / "masks.npz").is_file():
+                self._npz[name] = folder / "masks.npz"
             else:
-                self._samples[scans[key]] = {mask.file: folder / mask.file for mask in prediction.masks}
-                self._weights[scans[key]] = {mask.file: mask.weight for mask in prediction.masks}
+                self._samples[name] = {mask.file: folder / mask.file for mask in prediction.masks}
+                self._weights[name] = {mask.file: mask.weight for mask in prediction.masks}
         return folders
 
-    def _find_files(self, cases: dict[str, str], scans: dict[str, str], written: set[Path]) -> None:
+    def _find_files(self, written: set[Path]) -> None:
         """``<case>.npz``, and samples in that one of three layouts which most files fit; all files must fit it."""
         paths: list[Path] = []
-        layouts: list[list[tuple[str, str, Path]]] = [[], [], []]
+        layouts: list[dict[Path, tuple[str, str]]] = [{}, {}, {}]
         for path, key in _files(self.root):
             if path.parent in written:
                 continue
-            if path.suffix.lower() == ".npz" and key in cases:
-                self._npz[cases[key]] = path
+            if path.suffix.lower() == ".npz" and key in self._cases:
+                self._npz[self._cases[key]] = path
                 continue
             paths.append(path)
             first, _, rest = key.partition("/")
             head, _, last = key.rpartition("/")
             readings = ((rest, first), (head, last), (key, "mask"))  # sample/case, case/sample, case
             for layout, (case, sample) in zip(layouts, readings, strict=True):
-                layout += [(scans[case], sample, path)] if case in scans else []
+                if case in self._scans:
+                    layout[path] = self._scans[case], sample
         found = max(layouts, key=len)
-        if stray := sorted(set(paths) - {path for _, _, path in found}):
+        if stray := [path for path in paths if path not in found]:
             layout = "SAMPLE/CASE.png, CASE/SAMPLE.png, CASE.png or CASE.npz with a case of the truth"
             more = f" and {len(stray) - 1:,} more" if len(stray) > 1 else ""
             raise DataError(f"{stray[0]}: expected masks as {layout}, found a name that is of none{more}")
-        for name, sample, path in found:
+        for path, (name, sample) in found.items():
             if (other := self._samples.setdefault(name, {}).setdefault(sample, path)) != path:
                 raise DataError(f"{path}: expected one file for sample {sample!r} of {name!r}, found {other.name} too")
 
-    def _read_weights(self, path: Path, scans: dict[str, str]) -> None:
-        for case, weights in read_json(_Weights, path, _content(path), "{case: {sample: weight}}").items():
-            if case not in scans:
+    def _read_weights(self, path: Path) -> None:
+        for case, weights in _read(_Weights, path, "{case: {sample: weight}}").items():
+            if case not in self._scans:
                 raise DataError(f"{path}: expected cases of the truth, found {case!r}")
-            samples = self._samples.get(scans[case])
+            samples = self._samples.get(self._scans[case])
             if samples is None:
                 continue
             for sample in samples.keys() ^ weights.keys():
@@ -261,7 +245,7 @@ class PredictedMasks:
                 raise DataError(f"{path}: expected a weight for each mask of {case!r}, found {lacking} of {sample!r}")
             if not sum(weights.values()) > 0:
                 raise DataError(f"{path}: expected a weight above 0 for {case!r}, found {list(weights.values())}")
-            self._weights[scans[case]] = weights
+            self._weights[self._scans[case]] = weights
 
     def of(self, case: Case) -> MaskDistribution:
         """The predicted masks of a case."""
@@ -275,8 +259,7 @@ class PredictedMasks:
             raise DataError(str(error)) from None
         if len(masks) != 1 or tuple(masks.spatial) != case.size:
             expected = f"expected masks of 1 image of {shape_text(case.size)} as the truth's"
-            found = f"{count(len(masks), 'image')} of {shape_text(masks.spatial)}"
-            raise DataError(f"{path}: {expected}, found {found}")
+            raise DataError(f"{path}: {expected}, found {count(len(masks), 'image')} of {shape_text(masks.spatial)}")
         try:
             masks.class_ids(self._classes)
             masks.marginal_probs(self._classes)
@@ -301,8 +284,8 @@ class _Written(BaseModel):
     masks: list[_WrittenMask]
 
 
-def _content(path: Path) -> bytes:
-    return path.read_bytes().removeprefix(codecs.BOM_UTF8)
+def _read(kind: Any, path: Path, what: str) -> Any:
+    return read_json(kind, path, path.read_bytes().removeprefix(codecs.BOM_UTF8), what)
 
 
 def _short_names(names: Iterable[str]) -> dict[str, str]:
@@ -313,27 +296,14 @@ def _short_names(names: Iterable[str]) -> dict[str, str]:
     """
     known = {name: name for name in names}
     last = Counter(name.split("/")[-1] for name in known)
-    return known | {short: name for name in known if last[short := name.split("/")[-1]] == 1 and short not in known}
+    return known | {short: name for name in known if last[short := name.split("/")[-1]] == 1}
 
 
 def _settings(root: Path, readers: Folder) -> FolderSettings:
-    """How predicted masks are read: by the predictions' own ``ambiseg.json``, else as class ids."""
+    """How predicted masks are read: as the truth's, but by their own ``ambiseg.json`` or else as class ids."""
     own, theirs = FolderSettings.load(root), readers.settings
-    labels: str | Mapping[str, int | str] | None = own.labels
-    void = theirs.void if own.void is None else own.void
+    labels, void = own.labels, theirs.void if own.void is None else own.void
     if labels is None and own.colours is None:
-        both = len(readers.classes) == 2 and void is None
-        labels = {"0": 0, "1": 1, "255": 1} if both else "ids"
-    return FolderSettings(
-        title=readers.title,
-        classes=readers.classes,
-        labels=labels,
-        colours=own.colours,
-        void=void,
-        channels=theirs.channels,
-        axes=theirs.axes,
-        axis=theirs.axis,
-        geometry=theirs.geometry,
-        dicom=theirs.dicom,
-        slices="all",
-    )
+        labels = {"0": 0, "1": 1, "255": 1} if len(readers.classes) == 2 and void is None else "ids"
+    changes = {"labels": labels, "colours": own.colours, "void": void, "slices": "all"}
+    return theirs.changed(title=readers.title, classes=readers.classes, **changes)

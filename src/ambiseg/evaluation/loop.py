@@ -32,11 +32,7 @@ class PartData(DataModule):
 class ScoringModule(pl.LightningModule):
     """Scores the batches of this process. ``scored`` has them by their number among the batches of all processes.
 
-    Args:
-        model: what is scored.
-        score: the scores of a batch.
-        threads: PyTorch's threads per process.
-        report: called with (done, total) batches of this process.
+    ``report`` is called with (done, total) batches of this process; ``threads`` are PyTorch's per process.
     """
 
     def __init__(
@@ -65,7 +61,7 @@ def score_part(scoring: ScoringModule, data: PartData, **devices: Any) -> list[S
     threads = torch.get_num_threads()
     try:
         with quiet_lightning():
-            trainer = _trainer(devices)
+            trainer = _trainer(**devices)
             trainer.test(scoring, datamodule=data, verbose=False)
             found = [scoring.scored] * trainer.world_size
             if trainer.world_size > 1:
@@ -77,16 +73,10 @@ def score_part(scoring: ScoringModule, data: PartData, **devices: Any) -> list[S
     return [one for number in sorted(batches) for one in batches[number]]
 
 
-def _trainer(devices: dict[str, Any]) -> pl.Trainer:
+def _trainer(**devices: Any) -> pl.Trainer:
+    options = ("enable_checkpointing", "enable_progress_bar", "enable_model_summary", "use_distributed_sampler")
     try:
-        return pl.Trainer(
-            **devices,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            use_distributed_sampler=False,
-        )
+        return pl.Trainer(**devices, logger=False, **dict.fromkeys(options, False))
     except (MisconfigurationException, TypeError, ValueError) as error:
         asked = ", ".join(f"{key} {value}" for key, value in devices.items())
         raise ConfigError(f"expected devices that are there, found {asked}: {' '.join(str(error).split())}") from None

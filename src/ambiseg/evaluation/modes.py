@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,23 +25,15 @@ _TIE = 1e-9  # IoUs that differ by less are equal: classes are averaged in anoth
 
 @dataclass(frozen=True, eq=False)
 class ModeScores:
-    """One image's masks among its modes; M = 2ⁿ combinations of flips, in the order of ``happening``.
+    """One image's masks among its modes; M = 2ⁿ combinations of flips, in the order of ``happening``."""
 
-    Attributes:
-        ratio: ``[M]`` weight of the masks that are nearest to each mode, sums to 1.
-        flipped, either: ``[n]`` expected number of pixels that are flipped, and of those that are flipped or not.
-        true_flipped, true_either: ``[n]`` the same of the annotations.
-        nearest: ``[K, M]`` share of each stratum's masks that are nearest to each mode; ``None`` without strata.
-        iou: ``[K, M]`` mean IoU of each stratum's masks with each mode.
-    """
-
-    ratio: np.ndarray
-    flipped: np.ndarray
-    either: np.ndarray
-    true_flipped: np.ndarray
+    ratio: np.ndarray  # [M] weight of the masks that are nearest to each mode, sums to 1
+    flipped: np.ndarray  # [n] expected number of pixels that are flipped
+    either: np.ndarray  # [n] the same of pixels that are flipped or not
+    true_flipped: np.ndarray  # [n] the same of the annotations
     true_either: np.ndarray
-    nearest: np.ndarray | None
-    iou: np.ndarray | None
+    nearest: np.ndarray | None  # [K, M] share of each stratum's masks nearest to each mode; None without strata
+    iou: np.ndarray | None  # [K, M] mean IoU of each stratum's masks with each mode
 
 
 def score_modes(
@@ -71,22 +64,14 @@ def iou_with_modes(
     return compared.modes, compared.iou
 
 
-@dataclass(frozen=True, eq=False)
-class _Compared:
-    """One image's masks beside its D different modes.
-
-    Attributes:
-        weights: ``[N]`` of the masks.
-        counts: ``[N, C, U]`` pixels that each mask gives each class in each region; void pixels are in no region.
-        size: ``[U]`` pixels of each region.
-        iou: ``[N, D]``.
-    """
+class _Compared(NamedTuple):
+    """One image's masks beside its D different modes."""
 
     modes: ModeTable
-    weights: np.ndarray
-    counts: np.ndarray
-    size: np.ndarray
-    iou: np.ndarray
+    weights: np.ndarray  # [N] of the masks
+    counts: np.ndarray  # [N, C, U] pixels that each mask gives each class in each region; void is in no region
+    size: np.ndarray  # [U] pixels of each region
+    iou: np.ndarray  # [N, D]
 
 
 def _compare(
@@ -96,13 +81,11 @@ def _compare(
     index, first, size = (x[b].cpu().numpy() for x in (regions.index, regions.labels[:, 0], regions.size))
     modes = flip_modes(first, size > 0, flips)
     classes, U = 1 + max(int(labels.max()), int(modes.table.max()), *evaluated), len(size)
-    counts = np.empty((len(labels), classes, U))
-    for n, mask in enumerate(labels):
-        pairs = np.bincount(mask.astype(np.int64) * (U + 1) + index, minlength=classes * (U + 1))
-        counts[n] = pairs.reshape(classes, U + 1)[:, :U]
+    pairs = (np.bincount(mask.astype(np.int64) * (U + 1) + index, minlength=classes * (U + 1)) for mask in labels)
+    counts = np.array([pair.reshape(classes, U + 1)[:, :U] for pair in pairs], float)
     # The counts are needed anyway, and give every IoU as a sum over regions; pairwise_iou would need D maps of pixels.
     agree = PROTOCOLS[protocol].absent(evaluated) == "agree"
-    total, found = np.zeros((len(labels), modes.table.shape[1])), np.zeros((len(labels), modes.table.shape[1]))
+    total, found = np.zeros((2, len(labels), modes.table.shape[1]))
     for c in evaluated:
         drawn = (modes.table == c).astype(float)
         intersection = counts[:, c] @ drawn

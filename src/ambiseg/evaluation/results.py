@@ -20,11 +20,8 @@ from ambiseg.methods.formats import evaluation_of_format_1
 from ambiseg.settings import read_json
 
 FORMAT = "ambiseg.Evaluation/2"
-_OLD = "ambiseg.Evaluation/1"
-
 METRICS = ("ged", "ged_unbiased", "matched_iou", "diversity", "entropy", "ece", "empty_mass")
 """What every image is scored by; docs/evaluate.md defines each."""
-
 
 Number: TypeAlias = Annotated[float | None, BeforeValidator(lambda value: None if value != value else value)]
 """A number, or ``None`` where there is no value; nan becomes ``None``."""
@@ -118,28 +115,20 @@ class StrataBucket(_Record):
 
 
 class Strata(_Record):
-    """How often the model uses each of its strata.
+    """How often the model uses each of its K strata: ``[K]`` mean weights with their intervals."""
 
-    Attributes:
-        name: what the method calls a stratum.
-        count: K.
-        mean, low, high: ``[K]`` mean weight of each, with its interval.
-        setting: the key of the setting that ``empty_mass`` is taken from.
-    """
-
-    name: str
+    name: str  # what the method calls a stratum
     count: int
     mean: list[Number]
     low: list[Number]
     high: list[Number]
-    setting: str
+    setting: str  # the key of the setting that ``empty_mass`` is taken from
     by_bucket: list[StrataBucket]
 
     @property
     def intervals(self) -> list[Interval]:
         """Mean weight and interval of each stratum."""
-        columns = zip(self.mean, self.low, self.high, strict=True)
-        return [Interval(mean=mean, low=low, high=high) for mean, low, high in columns]
+        return [Interval(mean=m, low=a, high=b) for m, a, b in zip(self.mean, self.low, self.high, strict=True)]
 
 
 class FlipScores(_Record):
@@ -160,35 +149,23 @@ class ModeShares(_Record):
 
 
 class Modes(ModeShares):
-    """Data of known modes: how likely each is, how often it is predicted, and which stratum predicts it.
+    """Data of M known modes: how likely each is, how often it is predicted, and which of K strata predicts it.
 
-    Attributes:
-        setting: the key of the setting that everything but ``by_setting`` is of; compact where there is one.
-        images: number of images with a valid pixel.
-        names: of the M modes, one digit per flip; 1 is flipped.
-        probability: ``[M]`` of each mode in the annotations.
-        flips: of each class.
-        by_setting: ``ratio`` and ``distance`` of each setting.
-        strata_iou: ``[K][M]`` mean IoU of each stratum's masks with each mode; empty without strata, as are the others.
-        nearest: ``[K][M]`` share of each stratum's masks that are nearest to each mode.
-        weights: ``[K]`` mean weight of each stratum.
-        matching: ``[M]`` the stratum of each mode, from 0, one to one; ``None`` for a mode without.
-        found: number of modes that some stratum draws more often than any other mode.
-        correlation: of the probabilities of the modes and the weights of their strata.
+    Without strata the lists from ``strata_iou`` on are empty.
     """
 
-    setting: str
-    images: int
-    names: list[str]
-    probability: list[float]
+    setting: str  # the key of the setting that everything but ``by_setting`` is of; compact where there is one
+    images: int  # with a valid pixel
+    names: list[str]  # [M], one digit per flip; 1 is flipped
+    probability: list[float]  # [M] in the annotations
     flips: list[FlipScores]
     by_setting: dict[str, ModeShares]
-    strata_iou: list[list[float]] = []
-    nearest: list[list[float]] = []
-    weights: list[float] = []
-    matching: list[int | None] = []
-    found: int | None = None
-    correlation: Number = None
+    strata_iou: list[list[float]] = []  # [K][M] mean IoU of each stratum's masks with each mode
+    nearest: list[list[float]] = []  # [K][M] share of each stratum's masks that are nearest to each mode
+    weights: list[float] = []  # [K] mean weight of each stratum
+    matching: list[int | None] = []  # [M] the stratum of each mode, from 0, one to one; None for a mode without
+    found: int | None = None  # number of modes that some stratum draws more often than any other mode
+    correlation: Number = None  # of the probabilities of the modes and the weights of their strata
 
 
 class Evaluation(_Record):
@@ -229,11 +206,10 @@ class Evaluation(_Record):
 
     def setting(self, form: str, samples: int) -> SettingScores:
         """The averages of one form and number of samples."""
-        for setting in self.settings:
-            if (setting.form, setting.samples) == (form, samples):
-                return setting
-        known = ", ".join(setting.key for setting in self.settings)
-        raise KeyError(f"expected one of {known}, found {form}-{samples}")
+        settings, key = {setting.key: setting for setting in self.settings}, f"{form}-{samples}"
+        if key not in settings:
+            raise KeyError(f"expected one of {', '.join(settings)}, found {key}")
+        return settings[key]
 
     def headline(self, samples: int) -> SettingScores:
         """The setting that models are compared by: ``samples`` draws in standard form, or the first there is."""
@@ -243,9 +219,8 @@ class Evaluation(_Record):
     @property
     def forms(self) -> dict[str, list[SettingScores]]:
         """Settings by form, in the order of the evaluation; of each form the smaller numbers of samples first."""
-        forms = dict.fromkeys(setting.form for setting in self.settings)
         ordered = sorted(self.settings, key=lambda setting: setting.samples)
-        return {form: [setting for setting in ordered if setting.form == form] for form in forms}
+        return {one.form: [setting for setting in ordered if setting.form == one.form] for one in self.settings}
 
     @property
     def flipped(self) -> list[tuple[int, int]]:
@@ -290,9 +265,10 @@ class Evaluation(_Record):
         path = Path(path)
         content = read_json(dict[str, Any], path, path.read_bytes(), "an evaluation")
         found = content.pop("format", None)
-        if found not in (FORMAT, _OLD):
+        if found == "ambiseg.Evaluation/1":
+            content = evaluation_of_format_1(content)
+        elif found != FORMAT:
             raise DataError(f"{path}: expected an evaluation of format {FORMAT}, found {found}")
-        content = evaluation_of_format_1(content) if found == _OLD else content
         evaluation = read_json(Evaluation, path, json.dumps(content), "an evaluation")
         for case in evaluation.cases:
             if missing := [s.key for s in evaluation.settings if set(case.scores.get(s.key, ())) != set(METRICS)]:

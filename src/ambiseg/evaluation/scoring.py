@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from ambiseg.metrics import (
     sample_diversity,
 )
 from ambiseg.overlap import common_valid
+from ambiseg.regions import RegionMasks
 
 
 @dataclass(frozen=True)
@@ -84,22 +85,15 @@ def score_batch(
     settings = settings_of(predictive, forms, samples)
     if not settings:
         raise ConfigError(f"form: expected one that the method has, found {', '.join(forms)}")
-    annotations, regions = batch.annotations, batch.annotations.regions
-    compared: dict[str, _Compared] = {}
-    modes: dict[str, list[ModeScores | None]] = {}
-    for form, n in settings:
-        generator = torch.Generator(annotations.device)
-        generator.manual_seed(seed_of(seed, "evaluate", form, n, batch.names[0]))
-        drawing, key = draw(predictive, form, n, generator), f"{form}-{n}"
-        compared[key] = _compare(drawing, annotations, rules, batch.names[0])
-        if rules.flips and regions is not None:
-            modes[key] = score_modes(drawing, regions, rules.flips, rules.evaluated, rules.protocol)
-    weights = predictive.weights if isinstance(predictive, Stratified) else None
-    scored = _cases(annotations, batch.names, batch.patients, rules, compared, weights)
-    return [
-        replace(one, modes={key: mode for key, found in modes.items() if (mode := found[i]) is not None})
-        for i, one in enumerate(scored)
-    ]
+
+    def drawings() -> Iterator[tuple[str, Drawing]]:
+        for form, n in settings:
+            generator = torch.Generator(batch.annotations.device)
+            generator.manual_seed(seed_of(seed, "evaluate", form, n, batch.names[0]))
+            yield f"{form}-{n}", draw(predictive, form, n, generator)
+
+    weights = predictive.weights.detach().tolist() if isinstance(predictive, Stratified) else None
+    return _score(drawings(), batch.annotations, batch.names, batch.patients, rules, weights)
 
 
 def score_masks(
@@ -109,51 +103,55 @@ def score_masks(
 
     Masks of unequal weights have no unbiased GED, which assumes independent draws.
     """
-    compared = _compare(Drawing(masks, 1), annotations, rules, name)
+    (scored,) = _score([(key, Drawing(masks, 1))], annotations, [name], [patient], rules)
     if masks.weights is not None and float(masks.weights.max() - masks.weights.min()) > 1e-6:
-        compared[0][0]["ged_unbiased"] = None
-    return _cases(annotations, [name], [patient], rules, {key: compared})[0]
+        scored.scores.scores[key]["ged_unbiased"] = None
+    return scored
 
 
-# Scores and binned pixels of each image, in one setting.
-_Compared = list[tuple[dict[str, Number], ReliabilityCurve]]
-
-
-def _cases(
+def _score(
+    drawings: Iterable[tuple[str, Drawing]],
     annotations: MaskDistribution,
     names: Sequence[str],
     patients: Sequence[str],
     rules: ScoringRules,
-    compared: Mapping[str, _Compared],
-    strata_weights: Tensor | None = None,
+    strata_weights: Sequence[list[float]] | None = None,
 ) -> list[ScoredCase]:
-    """The scores of each image with what is known of its annotations."""
-    present, drew = annotations.mass > 0, marked(annotations, rules.evaluated)
-    counted, total = (drew & present).sum(1).tolist(), present.sum(1).tolist()
-    share = empty_mass(annotations, rules.evaluated).tolist()
-    diversity = sample_diversity(annotations, **rules.options).tolist()
-    entropy = pixel_entropy(annotations, rules.classes).tolist()
-    weights = None if strata_weights is None else strata_weights.detach().tolist()
-    return [
-        ScoredCase(
-            CaseScores(
-                name=names[i],
-                patient=patients[i],
-                readers=counted[i],
-                readers_total=total[i],
-                empty_share=share[i],
-                annotations={"diversity": diversity[i], "entropy": entropy[i]},
-                strata_weights=None if weights is None else weights[i],
-                scores={key: found[i][0] for key, found in compared.items()},
-            ),
-            {key: found[i][1] for key, found in compared.items()},
-        )
-        for i in range(len(names))
-    ]
+    """Scores of the masks in each setting, which are drawn one after the other, and what the annotations are like."""
+    scores: list[dict[str, dict[str, Number]]] = [{} for _ in names]
+    curves: list[dict[str, ReliabilityCurve]] = [{} for _ in names]
+    modes: list[dict[str, ModeScores]] = [{} for _ in names]
+    regions = annotations.regions if rules.flips and isinstance(annotations, RegionMasks) else None
+    for key, drawing in drawings:
+        for i, (row, curve) in enumerate(_compare(drawing, annotations, rules, names[0])):
+            scores[i][key], curves[i][key] = row, curve
+        if regions is not None:
+            placed = score_modes(drawing, regions, rules.flips, rules.evaluated, rules.protocol)
+            for found, mode in zip(modes, placed, strict=True):
+                found.update({} if mode is None else {key: mode})
+    present = annotations.mass > 0
+    columns = {
+        "name": names,
+        "patient": patients,
+        "readers": (marked(annotations, rules.evaluated) & present).sum(1).tolist(),
+        "readers_total": present.sum(1).tolist(),
+        "empty_share": empty_mass(annotations, rules.evaluated).tolist(),
+        "strata_weights": strata_weights or [None] * len(names),
+        "scores": scores,
+    }
+    own = sample_diversity(annotations, **rules.options), pixel_entropy(annotations, rules.classes)
+    scored = []
+    for i, (diversity, entropy) in enumerate(zip(*(values.tolist() for values in own), strict=True)):
+        about: dict[str, Any] = {name: column[i] for name, column in columns.items()}
+        case = CaseScores(**about, annotations={"diversity": diversity, "entropy": entropy})
+        scored.append(ScoredCase(case, curves[i], modes[i]))
+    return scored
 
 
-def _compare(drawing: Drawing, annotations: MaskDistribution, rules: ScoringRules, name: str) -> _Compared:
-    """All metrics of a batch whose first image is ``name``."""
+def _compare(
+    drawing: Drawing, annotations: MaskDistribution, rules: ScoringRules, name: str
+) -> list[tuple[dict[str, Number], ReliabilityCurve]]:
+    """All metrics and the binned pixels of each image of a batch whose first image is ``name``."""
     masks = drawing.masks
     if (valid := common_valid(masks, annotations)) is not None:
         masks = replace(masks, valid=valid)  # diversity and entropy of the same pixels as the other metrics
@@ -230,10 +228,6 @@ def empty_mass(masks: MaskDistribution, evaluated: Sequence[int]) -> Tensor:
 def _curves(masks: MaskDistribution, annotations: MaskDistribution, rules: ScoringRules) -> list[ReliabilityCurve]:
     # On the CPU, image by image: a GPU adds in another order each time, and sums must not depend on the batch.
     predicted, true = (x.marginal_probs(rules.classes).cpu().contiguous() for x in (masks, annotations))
-    valid = None if masks.valid is None else masks.valid.cpu()
-    return [
-        reliability_curve(
-            predicted[i : i + 1], true[i : i + 1], rules.evaluated, valid=None if valid is None else valid[i : i + 1]
-        )
-        for i in range(len(masks))
-    ]
+    valid = [None] * len(masks) if masks.valid is None else masks.valid.cpu().split(1)
+    images = zip(predicted.split(1), true.split(1), valid, strict=True)
+    return [reliability_curve(p, t, rules.evaluated, valid=v) for p, t, v in images]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -48,23 +50,20 @@ def summarise(
         stratum: what the method calls a stratum.
         about: the other fields of :class:`Evaluation`.
     """
-    among = [one for one in scored if one.modes]
     cases = [one.scores for one in scored]
     patients = [case.patient for case in cases]
+    annotations = {name: [case.annotations[name] for case in cases] for name in ("diversity", "entropy")}
+    annotations["empty_share"] = [case.empty_share for case in cases]
     settings = [_setting(key, scored) for key in cases[0].scores]
+    among = [one for one in scored if one.modes]
+    weights = [one.scores.strata_weights for one in among]
     return Evaluation(
         images=len(cases),
         patients=len(set(patients)),
-        annotations={
-            "diversity": mean_of([case.annotations["diversity"] for case in cases], patients),
-            "entropy": mean_of([case.annotations["entropy"] for case in cases], patients),
-            "empty_share": mean_of([case.empty_share for case in cases], patients),
-        },
+        annotations={name: mean_of(values, patients) for name, values in annotations.items()},
         settings=settings,
         strata=_strata(stratum, scored, settings),
-        modes=summarise_modes(
-            [one.modes for one in among], flips, classes, [one.scores.strata_weights for one in among]
-        ),
+        modes=summarise_modes([one.modes for one in among], flips, classes, weights),
         classes=list(classes),
         cases=cases,
         **about,
@@ -78,9 +77,8 @@ def mean_of(values: Sequence[float | None], patients: Sequence[str], resamples: 
     2
     """
     numbers = _array(values)
-    interval = bootstrap(numbers, patients, resamples=resamples)
-    count = int((~np.isnan(numbers)).sum())
-    return Mean(mean=interval.mean, low=interval.low, high=interval.high, count=count)
+    found = bootstrap(numbers, patients, resamples=resamples)
+    return Mean(mean=found.mean, low=found.low, high=found.high, count=int((~np.isnan(numbers)).sum()))
 
 
 def _setting(key: str, scored: Sequence[ScoredCase]) -> SettingScores:
@@ -88,20 +86,17 @@ def _setting(key: str, scored: Sequence[ScoredCase]) -> SettingScores:
     pooled = _pool(scored, key)
     bins = len(pooled.count)
 
-    def averages(chosen: Sequence[ScoredCase], resamples: int) -> dict[str, Mean]:
+    def averages(chosen: Sequence[ScoredCase], resamples: int) -> dict[str, Any]:
         patients = [one.scores.patient for one in chosen]
-        return {
-            metric: mean_of([one.scores.scores[key][metric] for one in chosen], patients, resamples)
-            for metric in METRICS
-            if metric != "ece"  # which pools the pixels of all images
-        }
+        values = {name: [one.scores.scores[key][name] for one in chosen] for name in METRICS if name != "ece"}
+        means = {metric: mean_of(numbers, patients, resamples) for metric, numbers in values.items()}
+        return {"metrics": means, "ece": _pooled_ece(chosen, key, resamples)}
 
     mass, share = _empty(scored, key)
     return SettingScores(
         form=form,
         samples=int(samples),
-        metrics=averages(scored, _RESAMPLES),
-        ece=_pooled_ece(scored, key, _RESAMPLES),
+        **averages(scored, _RESAMPLES),
         reliability=Reliability(
             edges=[i / bins for i in range(bins + 1)],
             confidence=pooled.confidence.tolist(),
@@ -110,12 +105,7 @@ def _setting(key: str, scored: Sequence[ScoredCase]) -> SettingScores:
         ),
         empty=EmptyMasks(correlation=_correlation(mass, share), error=_finite_mean(np.abs(mass - share))),
         buckets=[
-            Bucket(
-                readers=readers,
-                images=len(chosen),
-                metrics=averages(chosen, _BUCKET_RESAMPLES),
-                ece=_pooled_ece(chosen, key, _BUCKET_RESAMPLES),
-            )
+            Bucket(readers=readers, images=len(chosen), **averages(chosen, _BUCKET_RESAMPLES))
             for readers, chosen in _buckets(scored)
         ],
     )
@@ -134,10 +124,28 @@ def _buckets(scored: Sequence[ScoredCase]) -> list[tuple[int, list[ScoredCase]]]
 
 def _pool(scored: Sequence[ScoredCase], key: str) -> ReliabilityCurve:
     """All pixels together, added up in the order of the images."""
-    pooled = scored[0].curves[key]
-    for one in scored[1:]:
-        pooled = pooled + one.curves[key]
-    return pooled
+    return reduce(add, (one.curves[key] for one in scored))
+
+
+def _pooled_ece(scored: Sequence[ScoredCase], key: str, resamples: int) -> Interval:
+    """ECE of all pixels together, and its interval: whole patients are resampled, and their pixels pooled again."""
+    value = _pool(scored, key).ece
+    by_patient: dict[str, list[ReliabilityCurve]] = {}
+    for one in scored:
+        by_patient.setdefault(one.scores.patient, []).append(one.curves[key])
+    if (size := len(by_patient)) < 2 or np.isnan(value):
+        return Interval(mean=value, low=None, high=None)
+    gaps = [np.sum([c.confidence_sum - c.accuracy_sum for c in curves], 0) for curves in by_patient.values()]
+    totals = np.array([sum(float(curve.total) for curve in curves) for curves in by_patient.values()])
+    rng, equal, found = np.random.default_rng(0), np.full(size, 1 / size), []
+    for start in range(0, resamples, step := max(1, 2**20 // size)):  # in blocks, to bound memory
+        times = rng.multinomial(size, equal, size=min(step, resamples - start))
+        # Sums, because the last digit of a matrix product depends on the number of threads.
+        pixels = (times * totals).sum(1)
+        apart = sum(np.abs((times * gap).sum(1)) for gap in np.transpose(gaps))
+        found.append((apart / np.maximum(pixels, 1))[pixels > 0])
+    low, high = np.quantile(np.concatenate(found), [0.025, 0.975]).tolist()
+    return Interval(mean=value, low=low, high=high)
 
 
 def _strata(name: str, scored: Sequence[ScoredCase], settings: Sequence[SettingScores]) -> Strata | None:
@@ -156,38 +164,9 @@ def _strata(name: str, scored: Sequence[ScoredCase], settings: Sequence[SettingS
 
     patients = [one.scores.patient for one in scored]
     usage = [mean_of(column.tolist(), patients) for column in weights(scored).T]
-    return Strata(
-        name=name,
-        count=len(usage),
-        mean=[stratum.mean for stratum in usage],
-        low=[stratum.low for stratum in usage],
-        high=[stratum.high for stratum in usage],
-        setting=key,
-        by_bucket=[bucket(*one) for one in _buckets(scored)],
-    )
-
-
-def _pooled_ece(scored: Sequence[ScoredCase], key: str, resamples: int) -> Interval:
-    """ECE of all pixels together, and its interval: whole patients are resampled, and their pixels pooled again."""
-    value = _pool(scored, key).ece
-    number = {patient: i for i, patient in enumerate(dict.fromkeys(one.scores.patient for one in scored))}
-    if len(number) < 2 or np.isnan(value):
-        return Interval(mean=value, low=None, high=None)
-    gaps, totals = np.zeros((len(number), len(scored[0].curves[key].count))), np.zeros(len(number))
-    for one in scored:
-        curve, i = one.curves[key], number[one.scores.patient]
-        gaps[i] += (curve.confidence_sum - curve.accuracy_sum).numpy()
-        totals[i] += float(curve.total)
-    rng, size = np.random.default_rng(0), len(number)
-    equal, found = np.full(size, 1 / size), []
-    for start in range(0, resamples, step := max(1, 2**20 // size)):  # in blocks, to bound memory
-        times = rng.multinomial(size, equal, size=min(step, resamples - start))
-        # Sums, because the last digit of a matrix product depends on the number of threads.
-        pixels = (times * totals).sum(1)
-        apart = sum(np.abs((times * gap).sum(1)) for gap in gaps.T)
-        found.append((apart / np.maximum(pixels, 1))[pixels > 0])
-    low, high = np.quantile(np.concatenate(found), [0.025, 0.975]).tolist()
-    return Interval(mean=value, low=low, high=high)
+    intervals: dict[str, Any] = {end: [getattr(one, end) for one in usage] for end in ("mean", "low", "high")}
+    buckets = [bucket(*one) for one in _buckets(scored)]
+    return Strata(name=name, count=len(usage), **intervals, setting=key, by_bucket=buckets)
 
 
 # -- modes ------------------------------------------------------------------------------------------------------------
@@ -211,17 +190,16 @@ def summarise_modes(
         ratio = np.mean([one[key].ratio for one in scored], 0)
         return ModeShares(ratio=ratio.tolist(), distance=float(np.abs(ratio - truth).sum() / 2))
 
-    flipped, either, true_flipped, true_either = (
-        np.sum([getattr(part, name) for part in parts], 0)
-        for name in ("flipped", "either", "true_flipped", "true_either")
-    )
+    def share(part: str, whole: str) -> list[float]:  # of each flip; nan where there is no such pixel
+        some, all_ = (np.sum([getattr(one, name) for one in parts], 0) for name in (part, whole))
+        return np.divide(some, all_, out=np.full(len(flips), np.nan), where=all_ > 0).tolist()
+
+    true, predicted = share("true_flipped", "true_either"), share("flipped", "either")
     by_setting = {key: shares(key) for key in settings}
-    strata = [(part.nearest, part.iou) for part in parts if part.nearest is not None and part.iou is not None]
-    weights = [weights for weights in strata_weights if weights is not None]
     matched: dict[str, Any] = {}
-    if len(strata) == len(weights) == len(parts):
-        nearest, iou = (np.mean(values, 0) for values in zip(*strata, strict=True))
-        matched = _match(nearest, iou, np.mean(weights, 0), truth)
+    if parts[0].nearest is not None and None not in strata_weights:
+        nearest, iou = (np.mean([getattr(part, name) for part in parts], 0) for name in ("nearest", "iou"))
+        matched = _match(nearest, iou, np.array(strata_weights, float).mean(0), truth)
     return Modes(
         setting=chosen,
         images=len(scored),
@@ -233,8 +211,8 @@ def summarise_modes(
                 name=classes[flip.source],
                 to=classes[flip.target],
                 probability=flip.probability,
-                truth=_share(true_flipped[f], true_either[f]),
-                predicted=_share(flipped[f], either[f]),
+                truth=true[f],
+                predicted=predicted[f],
             )
             for f, flip in enumerate(flips)
         ],
@@ -249,22 +227,15 @@ def _match(nearest: np.ndarray, iou: np.ndarray, weights: np.ndarray, truth: np.
 
     # Shares decide; IoU decides between modes of equal shares.
     strata, modes = linear_sum_assignment(nearest + 1e-3 * iou, maximize=True)
-    matching: list[int | None] = [None] * nearest.shape[1]
-    for stratum, mode in zip(strata.tolist(), modes.tolist(), strict=True):
-        matching[mode] = stratum
-    order = np.argsort(modes)
+    stratum_of = dict(sorted(zip(modes.tolist(), strata.tolist(), strict=True)))
     return {
         "strata_iou": iou.tolist(),
         "nearest": nearest.tolist(),
         "weights": weights.tolist(),
-        "matching": matching,
+        "matching": [stratum_of.get(mode) for mode in range(len(truth))],
         "found": len(set(nearest.argmax(1).tolist())),
-        "correlation": _correlation(weights[strata[order]], truth[modes[order]]),
+        "correlation": _correlation(weights[list(stratum_of.values())], truth[list(stratum_of)]),
     }
-
-
-def _share(part: float, whole: float) -> float | None:
-    return float(part / whole) if whole > 0 else None
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------
