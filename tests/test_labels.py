@@ -75,6 +75,8 @@ def test_float_masks_are_taken_if_whole(tmp_path):
     assert Folder(tmp_path)[0].labels[0].tolist() == disc(16, 20).tolist()
     np.save(tmp_path / "masks/Ann/a.npy", disc(16, 20) * 0.5)
     assert refusal(tmp_path).endswith(f"expected whole numbers, found {disc(16, 20).sum()} pixels such as 0.5")
+    np.save(tmp_path / "masks/Ann/a.npy", np.where(disc(16, 20) > 0, -np.inf, 0))
+    assert refusal(tmp_path).endswith(f"expected whole numbers, found {disc(16, 20).sum()} pixels such as -inf")
 
 
 @given(st.sampled_from([np.uint8, np.uint16, np.int32, np.int64]), st.lists(st.integers(0, 5), min_size=1, max_size=9))

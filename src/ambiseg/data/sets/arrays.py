@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from ambiseg._util.errors import ConfigError, DataError
 from ambiseg.data.case import Case, Cases, digest
 from ambiseg.data.intensity import Intensity
+from ambiseg.data.sets.files import file_state
 from ambiseg.data.sets.folder.settings import plain_names
 from ambiseg.settings import explain
 
@@ -72,9 +73,9 @@ class Arrays(Cases):
         )
 
     def state(self) -> str:
-        about = self._path.stat()
-        said = f"{self._path.resolve()} {about.st_size} {about.st_mtime_ns} {self.classes} {self._void}"
-        return digest("arrays", said, self.title, repr(self.intensity))
+        return digest(
+            "arrays", f"{file_state(self._path)} {self.classes} {self._void}", self.title, repr(self.intensity)
+        )
 
     def _check(self) -> None:
         if len(set(self.names)) < len(self.names):
@@ -105,8 +106,8 @@ def load_npz(path: Path, needed: Sequence[str], wanted: Sequence[str] = ()) -> d
 
 
 def _read(path: Path) -> dict[str, Any]:
-    arrays: dict[str, Any] = load_npz(path, ("image", "masks"), ("name", "patient", "split"))
-    texts = {key: arrays.pop(key) for key in ("name", "patient", "split") if key in arrays}
+    texts = ("name", "patient", "split")
+    arrays: dict[str, Any] = load_npz(path, ("image", "masks"), texts)
     image, masks = arrays["image"], arrays["masks"]
     fits = image.ndim in (3, 4) and masks.ndim == 4 and len(image) == len(masks) > 0
     if not fits or image.shape[1:3] != masks.shape[2:] or not masks.shape[1]:
@@ -114,8 +115,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: expected image [N, H, W(, C)] and masks [N, M, H, W], found {shapes}")
     if masks.dtype.kind not in "bui" or image.dtype.kind not in "buif":
         raise DataError(f"{path}: expected numbers and class ids, found {image.dtype} and {masks.dtype}")
-    for key, values in texts.items():
-        if values.shape != (len(image),):
-            raise DataError(f"{path}: expected one {key} for each of {len(image)} cases, found {list(values.shape)}")
-        arrays[key] = [str(value) for value in values]
+    for key in (key for key in texts if key in arrays):
+        if (shape := arrays[key].shape) != (len(image),):
+            raise DataError(f"{path}: expected one {key} for each of {len(image)} cases, found {list(shape)}")
+        arrays[key] = [str(value) for value in arrays[key]]
     return arrays

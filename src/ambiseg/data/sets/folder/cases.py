@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +28,7 @@ from ambiseg.data.sets.folder.labels import (
 )
 from ambiseg.data.sets.folder.layout import Entry, MaskFile, list_folder
 from ambiseg.data.sets.folder.manifest import find_manifest, list_manifest
-from ambiseg.data.sets.folder.reading import Files, Kind, check_lossless, may_be_stack
+from ambiseg.data.sets.folder.reading import Files, Kind, may_be_stack
 from ambiseg.data.sets.folder.settings import FolderSettings
 from ambiseg.io.errors import FileError, Problem
 from ambiseg.io.source import Source
@@ -94,6 +95,7 @@ class Folder(Cases):
         self.problems: list[Problem] = []
         self.seen: Values | None = None  # in the masks, once they were looked through
         self._quiet, self._strict = quiet, strict
+        self._tolerant = nullcontext() if strict else suppress(FileError)  # the checker reports it with the case
         listing = list_manifest(manifest) if manifest else list_folder(self.root, self.settings)
         for problem in listing.problems:
             if not (self.settings.missing == "skip" and problem.code == "E101"):
@@ -125,15 +127,12 @@ class Folder(Cases):
         """The cases of one entry: one for a picture (which need not be opened for this), one per slice of a volume."""
         if image is None or image.slices == 1:
             return [_Place(entry, 0, entry.name)]
-        kept = np.ones(image.slices, bool)
+        kept: Iterable[int] = range(image.slices)
         if self.settings.slices == "marked":
-            kept[:] = False
-            for mask in entry.masks:
-                source = self._files.open(mask.path, mask=True, like=image)
-                for k in range(min(source.slices, image.slices)):
-                    kept[k] |= bool((source.read(k) != 0).any())
+            masks = [self._files.open(mask.path, mask=True, like=image) for mask in entry.masks]
+            kept = [k for k in kept if any(k < mask.slices and mask.read(k).any() for mask in masks)]
         digits = max(3, len(str(image.slices - 1)))
-        return [_Place(entry, k, f"{entry.name}#{k:0{digits}}") for k in np.flatnonzero(kept).tolist()]
+        return [_Place(entry, k, f"{entry.name}#{k:0{digits}}") for k in kept]
 
     # -- what is known after opening the volumes, one image, or all masks ----------------------------------------------
 
@@ -168,13 +167,9 @@ class Folder(Cases):
         self.seen = seen = Values()
         for place in progress(self._places, len(self._places), "looking through the masks", self._quiet):
             for mask in place.entry.masks:
-                try:
+                with self._tolerant:
                     source = self._files.open(mask.path, mask=True, like=self._grid(place.entry))
-                    check_lossless(source)
                     seen.add(source.read(min(place.slice, source.slices - 1)), mask.path)
-                except FileError:
-                    if self._strict:
-                        raise  # the checker meets it again, and reports it with the case
         try:
             return observed_convention(seen, self.settings)
         except FileError as refused:
@@ -198,11 +193,8 @@ class Folder(Cases):
         """The kind of the first image: the others must be like it. For the checker, the commonest among several."""
         kinds: list[Kind] = []
         for entry in self.entries[: 1 if self._strict else _FIRST]:
-            try:
+            with self._tolerant:
                 kinds.append(Kind.of(self._files.open(entry.image)))
-            except FileError:
-                if self._strict:
-                    raise
         alike = [[other for other in kinds if other[1:] == kind[1:]] for kind in kinds]
         return max(alike, key=len)[0] if kinds else Kind("", 1, np.dtype("u1"))
 
@@ -216,7 +208,8 @@ class Folder(Cases):
 
     def state(self) -> str:
         """Of the settings, and of paths, sizes and times of all files; no file is opened."""
-        parts = [self.title, repr(sorted(self.settings.as_dict().items()))]
+        said = self.settings.model_dump(mode="json", exclude_none=True)
+        parts = [self.title, repr(sorted(said.items()))]
         for entry in self.entries:
             for path in (entry.image, *(mask.path for mask in entry.masks)):
                 files = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -246,7 +239,7 @@ class Folder(Cases):
             source = self._files.open(place.entry.image)
         except FileError as refused:
             return None, [refused.problem]
-        return self._read(place, source, self.convention)
+        return self._read(place, source, self.convention, [])
 
     @property
     def expected(self) -> int:
@@ -257,27 +250,29 @@ class Folder(Cases):
         convention = declared_convention(self.settings)
         number = 0
         for entry in self.entries:
-            stack = may_be_stack(entry.image)
-            if number < start and not stack:
+            if number < start and not may_be_stack(entry.image):
                 number += 1
                 continue
             source = self._files.open(entry.image)
             if entry is self.entries[0]:
                 self._first = Kind.of(source)
-            for place in self._slices(entry, source if stack else None):
-                number += 1
-                if number <= start:
-                    continue
-                observed: list[tuple[str, Numbers]] | None = [] if convention is None else None
+            places = self._slices(entry, source)
+            for place in places[max(start - number, 0) :]:
+                observed: list[Any] = []
                 case = _unless_errors(*self._read(place, source, convention, observed))
                 whole = "" if convention is None else case.digest
-                yield Decoded(case, case.image_digest, whole, entry.split, observed=observed)
+                yield Decoded(case, case.image_digest, whole, entry.split, observed=observed or None)
+            number += len(places)
 
     def settle(self, observed: Sequence[Any]) -> bool:
         """The convention of all masks, from the numbers that :meth:`decode` found in each."""
         if declared_convention(self.settings) is not None:
             return False
-        masks = [mask for case in observed for mask in _from_json(case)]
+        masks: list[tuple[Path, Numbers]] = [  # JSON has numbers as texts
+            (Path(path), numbers and {int(number): pixels for number, pixels in numbers.items()})
+            for case in observed
+            for path, numbers in case
+        ]
         seen = Values()
         for path, numbers in masks:
             seen.count(numbers, path)
@@ -289,66 +284,55 @@ class Folder(Cases):
     def settled(self, case: Case, observed: Any) -> Case:
         # A convention that was found out keeps the order of numbers, so that regions stay as they are numbered.
         table = case.table.astype(np.int64)
-        rows = np.ones(len(table), bool) if case.void is None else ~case.void
-        for m, (_, numbers) in enumerate(_from_json(observed)):
+        rows = slice(None) if case.void is None else ~case.void
+        for m, (_, numbers) in enumerate(observed):
             if numbers is not None:
                 table[rows, m] = self.convention.targets(table[rows, m])
         return replace(case, table=table.astype(smallest_unsigned(table.max() + 1)))
 
     def _read(
-        self,
-        place: _Place,
-        source: Source,
-        convention: Convention | None,
-        observed: list[tuple[str, Numbers]] | None = None,
+        self, place: _Place, source: Source, convention: Convention | None, observed: list[Any]
     ) -> tuple[Case | None, list[Problem]]:
-        """``observed`` takes the numbers in each mask where there is no convention yet."""
+        """``observed`` takes path and numbers of each mask where there is no convention yet."""
         entry, k, name = place
         problems: list[Problem] = [*source.notes] if k == 0 else []
         try:
             image = self._files.image(source, k, self._first)
         except FileError as refused:
             return None, [*problems, refused.problem]
+        masks: list[MaskFile] = []
         labels: list[np.ndarray] = []
-        voids: list[np.ndarray] = []
-        readers: list[MaskFile] = []
+        valid: np.ndarray | None = None
         for mask in entry.masks:
             try:
-                values = self._files.mask(mask.path, source, k, lossy=getattr(convention, "kind", "") == "threshold")
+                values = self._files.mask(mask.path, source, k)
                 if convention is not None:
                     ids, void = convention(values, mask.path)
                 else:
                     seen = observe(values, mask.path)
-                    ids = np.array(seen.values)[seen.ranks]
-                    void = None if seen.bits or self.settings.void not in seen.values else ids == self.settings.void
-                    assert observed is not None
+                    ids = np.array(list(seen.pixels))[seen.ranks]
+                    void = None if seen.bits or self.settings.void not in seen.pixels else ids == self.settings.void
                     observed.append((str(mask.path), seen.numbers))
             except FileError as refused:
                 problems.append(refused.problem)
                 continue
+            masks.append(mask)
             labels.append(ids)
-            readers.append(mask)
-            voids += [void] if void is not None else []
-        if not labels:
+            if void is not None:
+                valid = ~void if valid is None else valid & ~void
+        if not masks:
             return None, problems
-        stack, valid = np.stack(labels), None
-        if voids:
-            valid = ~np.any(voids, axis=0)
+        stack = np.stack(labels)
+        if valid is not None:
             stack = stack * valid  # what others called a void pixel makes no region of its own
             if not valid.any():
-                problems.append(
-                    Problem("W311", str(entry.image), "expected a pixel that counts, found that all are void")
-                )
-        weights = [reader.weight for reader in readers]
-        case = Case.of(
-            image,
-            stack,
-            name=name,
-            patient=self._patient_of[entry.name],
-            readers=[reader.reader for reader in readers],
-            weights=None if all(w is None for w in weights) else np.array([1.0 if w is None else w for w in weights]),
-            valid=valid,
-        )
+                message = "expected a pixel that counts, found that all are void"
+                problems.append(Problem("W311", str(entry.image), message))
+        weights = None
+        if any(mask.weight is not None for mask in masks):
+            weights = np.array([1.0 if mask.weight is None else mask.weight for mask in masks])
+        patient, readers = self._patient_of[entry.name], [mask.reader for mask in masks]
+        case = Case.of(image, stack, name=name, patient=patient, readers=readers, weights=weights, valid=valid)
         return case, problems
 
 
@@ -358,8 +342,3 @@ def _unless_errors(case: Case | None, problems: Iterable[Problem]) -> Case:
             raise FileError(problem)
     assert case is not None
     return case
-
-
-def _from_json(observed: Iterable[Any]) -> list[tuple[Path, Numbers]]:
-    """File and numbers of each mask of one case; JSON has numbers as texts."""
-    return [(Path(path), found and {int(n): pixels for n, pixels in found.items()}) for path, found in observed]

@@ -24,16 +24,11 @@ Numbers = Mapping[int, int] | None  # of one mask: pixels of each number; None f
 
 
 class Observed(NamedTuple):
-    """What one mask holds: its distinct numbers in order, the rank ``[H, W]`` of each pixel's number among them."""
+    """What one mask holds: how many pixels have each number, and the rank ``[H, W]`` of each pixel's number."""
 
-    values: list[int]
+    pixels: dict[int, int]  # numbers in order
     ranks: np.ndarray
     bits: bool  # stored with one bit per pixel
-
-    @property
-    def pixels(self) -> dict[int, int]:
-        """How many pixels have each number."""
-        return dict(zip(self.values, np.bincount(self.ranks.reshape(-1)).tolist(), strict=True))
 
     @property
     def numbers(self) -> Numbers:
@@ -48,9 +43,14 @@ def observe(mask: np.ndarray, path: Path, colours: bool = False) -> Observed:
     if colours and (len(mask) != 3 or mask.dtype != np.uint8):
         found = f"{count(len(mask), 'channel')} of {mask.dtype}"
         raise FileError.of("E304", path, f"expected a mask in 8-bit colour, found {found}", "save all masks in colour")
-    flat = _codes(mask) if colours else _whole(_one_channel(mask, path), path)
-    values, ranks = ranked(flat.reshape(-1))
-    return Observed(values.tolist(), ranks.reshape(flat.shape), flat.dtype == np.bool_)
+    if colours:
+        red, green, blue = mask.astype(np.uint32)
+        numbers = red << 16 | green << 8 | blue
+    else:
+        numbers = _whole(_one_channel(mask, path), path)
+    values, ranks = ranked(numbers.reshape(-1))
+    pixels = dict(zip(values.tolist(), np.bincount(ranks).tolist(), strict=True))
+    return Observed(pixels, ranks.reshape(numbers.shape), numbers.dtype == np.bool_)
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Convention:
         kind: ``ids``, ``binary``, ``table``, ``threshold`` or ``colours``.
         classes: names of the class ids.
         void: the value that marks void pixels, for ``ids`` and ``binary``.
-        table: for each value or 24-bit colour a class id or "void", for ``table`` and ``colours``.
+        table: for each value or 24-bit colour a class id or "void"; not for ``ids`` and ``threshold``.
         threshold: the smallest value of class 1.
 
     >>> drawn = Convention("binary", ("background", "disc"))
@@ -111,7 +111,7 @@ class Convention:
     kind: Literal["ids", "binary", "table", "threshold", "colours"]
     classes: tuple[str, ...]
     void: int | None = None
-    table: Mapping[int, Target] | None = None
+    table: Mapping[int, Target] = field(default_factory=lambda: {0: 0, 255: 1})
     threshold: int = 0
 
     def __call__(self, mask: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
@@ -121,9 +121,9 @@ class Convention:
             return (grey if grey.dtype == np.bool_ else grey >= self.threshold).astype(np.uint8), None
         seen = observe(mask, path, self.kind == "colours")
         if seen.bits and self.kind != "table":
-            return seen.ranks.astype(np.uint8) + np.uint8(min(seen.values)), None
+            return np.array(list(seen.pixels), np.uint8)[seen.ranks], None
         self.check(seen.pixels, path)
-        ids = self.targets(seen.values)[seen.ranks]
+        ids = self.targets(seen.pixels)[seen.ranks]
         void = ids == _VOID
         kind = np.min_scalar_type(max(len(self.classes) - 1, 1))
         return np.where(void, 0, ids).astype(kind), void if void.any() else None
@@ -133,12 +133,11 @@ class Convention:
         return np.array([self._target(int(number)) for number in numbers])
 
     def _target(self, value: int) -> int:
-        if self.void is not None and value == self.void:
+        if value == self.void:
             return _VOID
         if self.kind == "ids":
             return value if value < len(self.classes) else _NONE
-        table: Mapping[int, Target] = {0: 0, 255: 1} if self.kind == "binary" else self.table or {}
-        target = table.get(value, _NONE)
+        target = self.table.get(value, _NONE)
         return target if isinstance(target, int) else _VOID
 
     def check(self, numbers: Numbers, path: Path) -> None:
@@ -147,21 +146,14 @@ class Convention:
         if wrong and self.kind == "colours":
             common = sorted(((pixels, code) for code, pixels in wrong.items()), reverse=True)
             colours = some([f"#{code:06x} ({pixels:,} px)" for pixels, code in common], 4)
-            raise FileError.of("E304", path, f"expected the {len(self.table or {})} declared colours, found {colours}")
+            raise FileError.of("E304", path, f"expected the {len(self.table)} declared colours, found {colours}")
         if wrong:
+            kinds = {"ids": f"class ids 0 … {len(self.classes) - 1}", "binary": "0 and 255"}
+            expected = kinds.get(self.kind) or f"the declared values {some(sorted(self.table), 12)}"
+            expected += "" if self.void is None else f" or {self.void} (void)"
             noun = "value" if len(wrong) == 1 else "values"
             found = f"{noun} {some(sorted(wrong))} in {count(sum(wrong.values()), 'pixel')}"
-            raise FileError.of("E303", path, f"expected {self.text}, found {found}", self._advice(set(wrong)))
-
-    @property
-    def text(self) -> str:
-        """What a mask may hold, in words."""
-        void = "" if self.void is None else f" or {self.void} (void)"
-        if self.kind == "ids":
-            return f"class ids 0 … {len(self.classes) - 1}{void}"
-        if self.kind == "binary":
-            return f"0 and 255{void}"
-        return f"the declared values {some(sorted(self.table or {}), 12)}{void}"
+            raise FileError.of("E303", path, f"expected {expected}, found {found}", self._advice(set(wrong)))
 
     def _advice(self, wrong: set[int]) -> str:
         if self.kind == "binary" and wrong == {1}:
@@ -257,22 +249,17 @@ def _one_channel(mask: np.ndarray, path: Path) -> np.ndarray:
             return mask[0]
         red, green, blue = mask[:, tinted].astype(np.int64)
         codes, pixels = np.unique(red << 32 | green << 16 | blue, return_counts=True)
-        common = [int(code) for code in codes[np.argsort(-pixels, kind="stable")]]
+        common = codes[np.argsort(-pixels, kind="stable")].tolist()
         colours = [f"#{code >> 32:02x}{code >> 16 & 0xFFFF:02x}{code & 0xFFFF:02x}" for code in common]
         found = f"found {count(int(tinted.sum()), 'pixel')} in colour: {some(colours, 4)}"
         raise FileError.of("E307", path, f"expected one number per pixel, {found}")
     raise FileError.of("E305", path, f"expected one number per pixel, found {mask.shape[0]}")
 
 
-def _codes(mask: np.ndarray) -> np.ndarray:
-    """24-bit colours ``[H, W]`` of three channels of bytes."""
-    return mask[0].astype(np.uint32) << 16 | mask[1].astype(np.uint32) << 8 | mask[2]
-
-
 def _whole(values: np.ndarray, path: Path) -> np.ndarray:
     """Non-negative integers; fractions are not rounded."""
     if values.dtype.kind == "f":
-        wrong = values[~(values == np.rint(values))]  # nan is not equal to itself either
+        wrong = values[(values != np.rint(values)) | np.isinf(values)]  # nan is not equal to itself
         if wrong.size:
             example = f"{count(wrong.size, 'pixel')} such as {wrong.flat[0]:.4g}"
             raise FileError.of("E305", path, f"expected whole numbers, found {example}")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TypeAlias
 
 from ambiseg._util.text import count, some
 from ambiseg.data.sets.folder.settings import FolderSettings
@@ -18,19 +19,13 @@ from ambiseg.io.errors import FileError, Problem
 from ambiseg.io.formats import FORMATS, UNREAD, format_of, stem_of, suffix_of
 
 IGNORED = {"thumbs.db", "desktop.ini", "__macosx"}  # left behind by operating systems
-SPLITS: dict[str, str] = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "test": "test",
-    "testing": "test",
-}
+_SPLIT_WORDS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+SPLITS = {word: split for split, words in _SPLIT_WORDS.items() for word in words}
 _LIKELY: dict[str, tuple[str, ...]] = {
     "images": ("images", "image", "img", "imgs", "scan", "scans", "picture", "pictures", "photo", "photos", "input"),
     "masks": ("masks", "mask", "label", "labels", "seg", "segs", "annotation", "annotations", "gt", "segmentations"),
 }
+Named: TypeAlias = dict[str, Path]  # files by the names of their cases
 
 
 @dataclass(frozen=True)
@@ -61,6 +56,9 @@ class Listing:
     problems: list[Problem] = field(default_factory=list)
     unread: set[str] = field(default_factory=set)  # names of pictures in formats that are not read
 
+    def report(self, code: str, file: str | Path, message: str, fix: str = "") -> None:
+        self.problems.append(Problem(code, str(file), message, fix))
+
 
 def list_folder(root: Path, settings: FolderSettings) -> Listing:
     """``images/`` and ``masks/``, directly in ``root`` or in its ``train/``, ``val/`` and ``test/``.
@@ -68,19 +66,18 @@ def list_folder(root: Path, settings: FolderSettings) -> Listing:
     Raises ``DataError`` if there is nothing of the kind; anything less is a problem in the listing.
     """
     images, masks = settings.images or "images", settings.masks or "masks"
-    listing = Listing()
-    if (root / images).is_dir():
-        _list_part(root, "", settings, listing)
-        return listing
-    parts = [d for d in _folders(root) if d.name.lower() in SPLITS and (d / images).is_dir()]
-    if not parts:
-        found = [f"{d.name}/" for d in _folders(root)] + [f.name for f in _files(root)]
-        message = f"expected {images}/ and {masks}/, or a manifest.csv, found {some(found) or 'an empty folder'}"
-        below = [d for d in _folders(root) if (d / images).is_dir()]
-        raise FileError.of("E002", root, message, f"give the folder below, {below[0]}" if below else _rename(root))
+    below = [d for d in _folders(root) if (d / images).is_dir()]
     order = list(SPLITS)
-    for part in sorted(parts, key=lambda part: order.index(part.name.lower())):
-        _list_part(part, part.name, settings, listing)
+    parts = sorted((d for d in below if d.name.lower() in SPLITS), key=lambda d: order.index(d.name.lower()))
+    if (root / images).is_dir():
+        parts = [root]
+    elif not parts:
+        found = some([*(f"{d.name}/" for d in _folders(root)), *(f.name for f in _files(root))]) or "an empty folder"
+        message = f"expected {images}/ and {masks}/, or a manifest.csv, found {found}"
+        raise FileError.of("E002", root, message, f"give the folder below, {below[0]}" if below else _rename(root))
+    listing = Listing()
+    for part in parts:
+        _list_part(part, "" if part == root else part.name, settings, listing)
     return listing
 
 
@@ -99,53 +96,50 @@ def _list_part(part: Path, split: str, settings: FolderSettings, listing: Listin
     images = _named(_collect(images_at, settings, listing), settings.image_name, listing)
     if not images:
         found = some([p.name for p in [*_folders(images_at), *_files(images_at)]]) or "nothing"
-        listing.problems.append(Problem("E003", str(images_at), f"expected pictures, found {found}"))
+        listing.report("E003", images_at, f"expected pictures, found {found}")
         return
-    readers = _readers(masks_at, images_at, settings, listing)
-    if readers is None:
+    readers = _readers(masks_at, images_at, listing)
+    if not readers:
         return
-    by_reader: dict[str, dict[str, Path]] = {}
+    masks: dict[str, Named] = {}
     for reader, folder in readers.items():
         template = settings.mask_name
         template = template.get(reader) if isinstance(template, Mapping) else template
         files = _collect(folder, settings, listing)
         if template is not None and "{reader}" in template and folder == masks_at:
-            by_reader.update(_named_by_reader(files, template, listing))
+            masks |= _named_by_reader(files, template, listing)
         else:
-            template = template and template.replace("{reader}", reader)
-            by_reader[reader] = {key: path for key, path in _named(files, template, listing).items()}
+            masks[reader] = _named(files, template and template.replace("{reader}", reader), listing)
         if not files and folder != masks_at:
-            listing.problems.append(Problem("H108", str(folder), "expected masks, found none in this reader's folder"))
-    _match(images, by_reader, masks_at, settings, listing)
+            listing.report("H108", folder, "expected masks, found none in this reader's folder")
+    _match(images, masks, masks_at, settings, listing)
     prefix, declared = (f"{split}/", SPLITS[split.lower()]) if split else ("", None)
     for key, path in images.items():
-        masks = tuple(MaskFile(reader, files[key]) for reader, files in by_reader.items() if key in files)
+        drawn = tuple(MaskFile(reader, files[key]) for reader, files in masks.items() if key in files)
         patient = key.split("/")[0] if "/" in key else None
-        listing.entries.append(Entry(prefix + key, path, masks, patient, declared))
+        listing.entries.append(Entry(prefix + key, path, drawn, patient, declared))
 
 
-def _readers(masks_at: Path, images_at: Path, settings: FolderSettings, listing: Listing) -> dict[str, Path] | None:
+def _readers(masks_at: Path, images_at: Path, listing: Listing) -> dict[str, Path]:
     """Each reader's folder of masks. Masks without such folders are one reader's."""
-    if not masks_at.is_dir():
-        beside = [f"{d.name}/" for d in _folders(masks_at.parent) if d != images_at]
-        found = f"found {some(beside)} beside {images_at.name}/" if beside else "found none"
-        listing.problems.append(Problem("E004", str(masks_at), f"expected a folder of masks, {found}"))
-        return None
     folders = _folders(masks_at)
     files = [file for file in _files(masks_at) if format_of(file)]
-    mirrored = bool(folders) and {d.name for d in folders} <= {d.name for d in _folders(images_at)}
-    if not files and folders and not mirrored:
+    apart = not {d.name for d in folders} <= {d.name for d in _folders(images_at)}  # by reader, not as the images are
+    if apart and not files:
         return {folder.name: folder for folder in folders}
-    if files and folders and not mirrored:
-        message = f"expected files or a folder for each reader, found {count(len(files), 'file')} beside "
-        message += some([f"{d.name}/" for d in folders])
-        listing.problems.append(Problem("E005", str(masks_at), message))
-        return None
-    if not files and not folders:
+    if not apart and (files or folders):
+        return {"reader_1": masks_at}
+    if apart:
+        beside = f"found {count(len(files), 'file')} beside {some([f'{d.name}/' for d in folders])}"
+        listing.report("E005", masks_at, f"expected files or a folder for each reader, {beside}")
+    elif masks_at.is_dir():
         found = some([p.name for p in _files(masks_at)]) or "an empty folder"
-        listing.problems.append(Problem("E004", str(masks_at), f"expected masks, found {found}"))
-        return None
-    return {"reader_1": masks_at}
+        listing.report("E004", masks_at, f"expected masks, found {found}")
+    else:
+        beside = some([f"{d.name}/" for d in _folders(masks_at.parent) if d != images_at])
+        found = f"{beside} beside {images_at.name}/" if beside else "none"
+        listing.report("E004", masks_at, f"expected a folder of masks, found {found}")
+    return {}
 
 
 def _collect(top: Path, settings: FolderSettings, listing: Listing) -> list[tuple[str, Path]]:
@@ -158,28 +152,26 @@ def _collect(top: Path, settings: FolderSettings, listing: Listing) -> list[tupl
         been.add(os.path.realpath(here))  # a link to a folder above would lead round in circles
         folders[:] = sorted(f for f in folders if not _hidden(f) and os.path.realpath(Path(here, f)) not in been)
         folder = Path(here)
-        paths = [folder / name for name in sorted(files) if not _hidden(name)]
-        kinds = {path: format_of(path) for path in paths}
-        slices = [path for path in paths if kinds[path] == "DICOM"]
-        if slices and folder != top and settings.dicom != "files":
+        kinds = {path: format_of(path) for name in sorted(files) if not _hidden(name) for path in [folder / name]}
+        if "DICOM" in kinds.values() and folder != top and settings.dicom != "files":
             found.append((_key(folder, top, folder.name), folder))
-            paths = [path for path in paths if kinds[path] != "DICOM"]
-        for path in paths:
-            if kinds[path]:
-                found.append((_key(path, top, stem_of(path)), path))
+            kinds = {path: kind for path, kind in kinds.items() if kind != "DICOM"}
+        for path, kind in kinds.items():
+            key = _key(path, top, stem_of(path))
+            if kind:
+                found.append((key, path))
             elif suffix_of(path) in UNREAD:
-                message = f"expected one of {' '.join(FORMATS)}, found {UNREAD[suffix_of(path)]}"
-                listing.problems.append(Problem("E105", str(path), message))
-                listing.unread.add(_key(path, top, stem_of(path)))
+                listing.report("E105", path, f"expected one of {' '.join(FORMATS)}, found {UNREAD[suffix_of(path)]}")
+                listing.unread.add(key)
             else:
                 ignored.append(path)
     for error in closed:
         message = f"expected a folder that may be read, found: {error.strerror}"
-        listing.problems.append(Problem("E201", str(error.filename), message, "change the folder's permissions"))
+        listing.report("E201", error.filename, message, "change the folder's permissions")
     if ignored:
         names = some(sorted({suffix_of(p) or p.name for p in ignored}))
         message = f"{count(len(ignored), 'file')} ignored: {names} is no format of pictures"
-        listing.problems.append(Problem("H107", str(ignored[0] if len(ignored) == 1 else top), message))
+        listing.report("H107", ignored[0] if len(ignored) == 1 else top, message)
     return found
 
 
@@ -187,30 +179,25 @@ def _key(path: Path, top: Path, stem: str) -> str:
     return unicodedata.normalize("NFC", (path.relative_to(top).parent / stem).as_posix())
 
 
-def _named(files: list[tuple[str, Path]], template: str | None, listing: Listing) -> dict[str, Path]:
+def _named(files: list[tuple[str, Path]], template: str | None, listing: Listing) -> Named:
     """By the case's name, which the template takes out of the file's."""
-    pattern = template and _pattern(template)
-    named: dict[str, Path] = {}
+    named: Named = {}
     for key, path in files:
-        fits = re.fullmatch(pattern, key) if pattern else None
+        fits = template and re.fullmatch(_pattern(template), key)
         name = fits["name"] if fits else key
-        if name in named:
-            message = f"expected one file named {name!r}, found {named[name].name} as well"
-            listing.problems.append(Problem("E104", str(path), message))
-        else:
-            named[name] = path
+        if (first := named.setdefault(name, path)) != path:
+            listing.report("E104", path, f"expected one file named {name!r}, found {first.name} as well")
     return named
 
 
-def _named_by_reader(files: list[tuple[str, Path]], template: str, listing: Listing) -> dict[str, dict[str, Path]]:
+def _named_by_reader(files: list[tuple[str, Path]], template: str, listing: Listing) -> dict[str, Named]:
     """Masks of all readers in one folder, told apart by their names."""
     split: dict[str, list[tuple[str, Path]]] = {}
     for key, path in files:
-        fits = re.fullmatch(_pattern(template), key)
-        if fits is None:
-            listing.problems.append(Problem("W102", str(path), f"expected a name like {template!r}, found {key!r}"))
-        else:
+        if fits := re.fullmatch(_pattern(template), key):
             split.setdefault(fits["reader"], []).append((fits["name"], path))
+        else:
+            listing.report("W102", path, f"expected a name like {template!r}, found {key!r}")
     return {reader: _named(split[reader], None, listing) for reader in sorted(split)}
 
 
@@ -219,21 +206,15 @@ def _pattern(template: str) -> str:
     return pattern.replace(r"\{reader\}", "(?P<reader>[^/]+?)", 1)
 
 
-def _match(
-    images: dict[str, Path],
-    readers: dict[str, dict[str, Path]],
-    masks_at: Path,
-    settings: FolderSettings,
-    listing: Listing,
-) -> None:
-    """Masks without an image, and images that have no mask at all."""
-    covered = {key for files in readers.values() for key in files}
+def _match(images: Named, masks: dict[str, Named], masks_at: Path, settings: FolderSettings, listing: Listing) -> None:
+    """Report masks without an image, and images that have no mask at all."""
+    covered = {key for files in masks.values() for key in files}
     bare = [key for key in images if key not in covered]
     known = images.keys() | listing.unread  # that an image cannot be read has been said
-    strays = {reader: [key for key in files if key not in known] for reader, files in readers.items()}
+    strays = {reader: [key for key in files if key not in known] for reader, files in masks.items()}
     suggested = {r: name for r, stray in strays.items() if (name := _suggest_name(stray, bare or list(images), r))}
-    lost = {reader for reader, stray in strays.items() if stray and len(stray) == len(readers[reader])}
-    for reader, files in readers.items():
+    lost = {reader for reader, stray in strays.items() if stray and len(stray) == len(masks[reader])}
+    for reader, files in masks.items():
         stray = strays[reader]
         together = lost if reader in lost else {reader}
         fix = _name_advice({r: name for r, name in suggested.items() if r in together}, settings)
@@ -241,51 +222,45 @@ def _match(
             folder = os.path.commonpath([path.parent for path in files.values()])
             example = f"such as {files[stray[0]].name}; the first image is {next(iter(images.values())).name}"
             message = f"expected masks named as the images, found {count(len(stray), 'mask')} that fit none, {example}"
-            listing.problems.append(Problem("E103", folder, message, fix))
+            listing.report("E103", folder, message, fix)
             continue
+        lacking = {image.casefold(): path.name for image, path in images.items() if image not in files}
         for key in stray:
-            lacking = {image.casefold(): path.name for image, path in images.items() if image not in files}
             near = get_close_matches(key.casefold(), lacking, 1, 0.7)
             found = f"found none; the nearest is {lacking[near[0]]}" if near else "found none"
-            listing.problems.append(Problem("W102", str(files[key]), f"expected an image named {key!r}, {found}", fix))
-    if lost and all(reader in lost for reader, files in readers.items() if files):
+            listing.report("W102", files[key], f"expected an image named {key!r}, {found}", fix)
+    if lost and all(reader in lost for reader, files in masks.items() if files):
         return  # said once for each reader, and not for each image again
     for key in bare:
         message = f"expected a mask of at least one reader in {masks_at.name}/, found none"
-        listing.problems.append(Problem("E101", str(images[key]), message))
+        listing.report("E101", images[key], message)
 
 
 def _name_advice(suggested: dict[str, tuple[str, str]], settings: FolderSettings) -> str:
     """One line for ambiseg.json that serves all readers: they need not name their masks alike."""
-    templates = {reader: template for reader, (key, template) in suggested.items() if key == "mask_name"}
-    key, declared = ("mask_name", settings.mask_name) if templates else ("image_name", None)
-    templates = templates or {reader: template for reader, (_, template) in suggested.items()}
-    if not templates:
-        return ""
-    alike = len(set(templates.values())) == 1 and not isinstance(declared, Mapping)
-    said = declared if isinstance(declared, Mapping) else {}
-    value = next(iter(templates.values())) if alike or key == "image_name" else {**said, **templates}
-    return f"write into ambiseg.json: {json.dumps({key: value}, ensure_ascii=False)}"
+    declared = settings.mask_name if isinstance(settings.mask_name, Mapping) else {}
+    for key in ("mask_name", "image_name"):
+        templates = {reader: template for reader, (setting, template) in suggested.items() if setting == key}
+        if templates:
+            alike = key == "image_name" or (len(set(templates.values())) == 1 and not declared)
+            value = next(iter(templates.values())) if alike else {**declared, **templates}
+            return f"write into ambiseg.json: {json.dumps({key: value}, ensure_ascii=False)}"
+    return ""
 
 
 def _suggest_name(stray: list[str], images: list[str], reader: str) -> tuple[str, str] | None:
     """The setting under which most of the stray masks would find an image, if there is one."""
     templates: Counter[tuple[str, str]] = Counter()
-    wanted = set(images)
     for mask in stray[:200]:
-        inside = [image for image in wanted if image in mask] if len(wanted) <= 2000 else []
-        if inside:
+        if inside := [image for image in images if image in mask] if len(images) <= 2000 else []:
             image = max(inside, key=len)
             templates["mask_name", mask.replace(image, "{name}", 1).replace(reader, "{reader}", 1)] += 1
-        around = [image for image in images[:2000] if mask in image]
-        if around:
+        if around := [image for image in images[:2000] if mask in image]:
             templates["image_name", min(around, key=len).replace(mask, "{name}", 1)] += 1
-    if not templates:
-        return None
-    (key, template), hits = templates.most_common(1)[0]
-    if hits * 2 < min(len(stray), 200) or template.count("{name}") != 1:
-        return None
-    return key, template
+    for setting, hits in templates.most_common(1):
+        if hits * 2 >= min(len(stray), 200) and setting[1].count("{name}") == 1:
+            return setting
+    return None
 
 
 def _hidden(name: str) -> bool:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ambiseg._util.text import some
 from ambiseg.data.sets.folder.layout import SPLITS, Entry, Listing, MaskFile
-from ambiseg.io.errors import FileError, Problem, known
+from ambiseg.data.sets.folder.settings import read_json, read_text
+from ambiseg.io.errors import FileError, known
 from ambiseg.io.formats import stem_of
 
 NAMES = ("manifest.csv", "manifest.json")
@@ -49,47 +50,37 @@ def list_manifest(path: Path) -> Listing:
     """
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".tsv", ".json"):
-        fix = "give the folder that holds images/ and masks/, or the manifest"
-        raise FileError.of(
-            "E002", path, f"expected a folder, or a manifest .csv or .json, found {suffix or 'neither'}", fix
-        )
-    try:
-        text = path.read_text("utf-8-sig")
-    except UnicodeDecodeError as error:
-        fix = "save the manifest as UTF-8"
-        raise FileError.of(
-            "E007", path, f"expected UTF-8 text, found byte {error.object[error.start]:#x}", fix
-        ) from None
-    except OSError as error:
-        fix = "change the file's permissions"
-        raise FileError.of("E007", path, f"expected a file that may be read, found: {error.strerror}", fix) from None
+        message = f"expected a folder, or a manifest .csv or .json, found {suffix or 'neither'}"
+        raise FileError.of("E002", path, message, "give the folder that holds images/ and masks/, or the manifest")
     read, rows_of = (_read_json, _image_rows) if suffix == ".json" else (_read_csv, lambda row: [row])
     listing = Listing()
     entries: dict[Path, Entry] = {}
-    for where, content in read(text, path):
+    for where, content in read(path):
         try:
             for row in rows_of(content):
-                _add(row, entries, path)
+                _add(row, entries, path.parent)
         except ValueError as error:
-            listing.problems.append(Problem("E007", f"{path}, {where}", str(error)))
-    listing.entries = list(entries.values())
-    if not listing.entries and not listing.problems:
+            listing.report("E007", f"{path}, {where}", str(error))
+    if not entries and not listing.problems:
         raise FileError.of("E007", path, "expected at least one image, found none")
-    _check_entries(listing, path)
+    _check_entries(entries.values(), listing, path)
     return listing
 
 
-def _read_csv(text: str, path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+def _read_csv(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Each row with its place."""
+    text = read_text(path, "E007")
     head = text.split("\n", 1)[0]
     delimiter = next((mark for mark in ("\t", ";") if mark in head and "," not in head), ",")
     try:
-        rows = list(csv.reader(io.StringIO(text), delimiter=delimiter, strict=True))
+        rows = [
+            [cell.strip() for cell in row] for row in csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
+        ]
     except csv.Error as error:
         raise FileError.of("E007", path, f"expected CSV, found {error}") from None
-    if not rows or not any(cell.strip() for cell in rows[0]):
+    if not rows or not any(rows[0]):
         raise FileError.of("E007", path, f"expected a first row of {', '.join(COLUMNS)}, found none")
-    columns = [cell.strip().lower() for cell in rows[0]]
+    columns = [cell.lower() for cell in rows[0]]
     for column in columns:
         if column not in COLUMNS:
             raise FileError.of("E007", path, f"expected known columns, found {column!r}; {known(column, COLUMNS)}")
@@ -97,21 +88,17 @@ def _read_csv(text: str, path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         if columns.count(column) != 1:
             raise FileError.of("E007", path, f"expected one column {column!r}, found {', '.join(columns)}")
     for number, row in enumerate(rows[1:], 2):
-        if not any(cell.strip() for cell in row):
-            continue
-        if len(row) != len(columns):
+        if any(row) and len(row) != len(columns):
             message = f"expected {len(columns)} cells, found {len(row)}"
             fix = "put quotation marks round a path with a comma" if len(row) > len(columns) else ""
             raise FileError.of("E007", f"{path}, row {number}", message, fix)
-        yield f"row {number}", dict(zip(columns, (cell.strip() for cell in row), strict=True))
+        if any(row):
+            yield f"row {number}", dict(zip(columns, row, strict=True))
 
 
-def _read_json(text: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_json(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each image with its place."""
-    try:
-        cases = json.loads(text)
-    except ValueError as error:
-        raise FileError.of("E007", path, f"expected JSON, found a mistake: {error}") from None
+    cases = read_json(path, "E007")
     if not isinstance(cases, list) or not all(isinstance(case, dict) for case in cases):
         found = f"an object with the keys {some(list(cases), 3)}" if isinstance(cases, dict) else _found(cases)
         raise FileError.of("E007", path, f"expected a list with an object for each image, found {found}")
@@ -127,8 +114,7 @@ def _image_rows(case: dict[str, Any]) -> list[dict[str, str]]:
     if not isinstance(masks, (list, dict)) or not isinstance(weights, (type(masks), type(None))):
         found = f"found {_found(masks)} and {_found(weights)}"
         raise ValueError(f"expected masks, and weights if any, as two lists or two objects, {found}")
-    named = masks if isinstance(masks, dict) else dict(_numbered(masks))
-    weighed = weights if isinstance(weights, dict) else dict(_numbered(weights or []))
+    named, weighed = _by_reader(masks), _by_reader(weights or [])
     if extra := set(weighed) - set(named):
         raise ValueError(f"expected a mask for each weight, found none for {min(extra)}")
     if isinstance(weights, list) and len(weights) != len(masks):
@@ -137,46 +123,43 @@ def _image_rows(case: dict[str, Any]) -> list[dict[str, str]]:
         if not isinstance(value, str):
             raise ValueError(f"expected the path of the {what} as text, found {_found(value)}")
     common = {key: str(case[key]) for key in ("image", "patient", "split", "name") if case.get(key) is not None}
-    rows = [{**common, "mask": mask, "reader": reader} for reader, mask in named.items()]
-    for row in rows:
-        row |= {"weight": str(weighed[row["reader"]])} if row["reader"] in weighed else {}
-    return rows or [common]
+    return [
+        {**common, "mask": mask, "reader": reader, "weight": str(weighed.get(reader, ""))}
+        for reader, mask in named.items()
+    ] or [common]
 
 
-def _numbered(values: list[Any]) -> list[tuple[str, Any]]:
-    return [(f"reader_{m}", value) for m, value in enumerate(values, 1)]
+def _by_reader(values: list[Any] | dict[str, Any]) -> dict[str, Any]:
+    return values if isinstance(values, dict) else {f"reader_{m}": value for m, value in enumerate(values, 1)}
 
 
 def _found(value: object) -> str:
     return {list: "a list", dict: "an object", type(None): "none"}.get(type(value), repr(value))
 
 
-def _add(row: Mapping[str, str], entries: dict[Path, Entry], path: Path) -> None:
+def _add(row: Mapping[str, str], entries: dict[Path, Entry], folder: Path) -> None:
     """Add one row; ``ValueError`` says what is wrong with it."""
     if not row.get("image"):
         raise ValueError("expected the path of an image, found none")
-    row = {**row, **{key: _slashes(row[key], path.parent) for key in ("image", "mask") if row.get(key)}}
-    image = path.parent / row["image"]
-    split = row.get("split") or None
-    if split is not None and split.lower() not in SPLITS:
+    written = _slashes(row["image"], folder)
+    split = row.get("split", "")
+    if split and split.lower() not in SPLITS:
         raise ValueError(f"expected split train, val or test, found {split!r}")
-    split = split and SPLITS[split.lower()]
-    patient = row.get("patient") or None
-    before = entries.get(image)
-    masks = before.masks if before else ()
-    if before:
-        for what, one, other in (("patient", before.patient, patient), ("split", before.split, split)):
-            if one != other:
-                raise ValueError(f"expected one {what} per image, found {one!r} and {other!r} for {row['image']}")
+    entry = Entry("", folder / written, (), row.get("patient") or None, SPLITS.get(split.lower()))
+    before = entries.get(entry.image, entry)
+    for what, one, other in (("patient", before.patient, entry.patient), ("split", before.split, entry.split)):
+        if one != other:
+            raise ValueError(f"expected one {what} per image, found {one!r} and {other!r} for {written}")
+    masks = before.masks
     if row.get("mask"):
-        reader = row.get("reader") or ("" if "reader" in row else f"reader_{len(masks) + 1}")
+        reader = row.get("reader", f"reader_{len(masks) + 1}")
         if not reader:
             raise ValueError("expected the name of a reader, found an empty cell")
         if reader in {mask.reader for mask in masks}:
-            raise ValueError(f"expected one mask of reader {reader!r} for {row['image']}, found a second")
-        masks = (*masks, MaskFile(reader, path.parent / row["mask"], _weight(row.get("weight", ""))))
-    name = row.get("name") or (before.name if before else _name(row["image"], image))
-    entries[image] = Entry(name, image, masks, patient, split)
+            raise ValueError(f"expected one mask of reader {reader!r} for {written}, found a second")
+        masks += (MaskFile(reader, folder / _slashes(row["mask"], folder), _weight(row.get("weight", ""))),)
+    name = row.get("name") or before.name or _name(written, entry.image)
+    entries[entry.image] = replace(entry, name=name, masks=masks)
 
 
 def _slashes(written: str, folder: Path) -> str:
@@ -192,42 +175,35 @@ def _name(written: str, image: Path) -> str:
 
 
 def _weight(text: str) -> float | None:
-    if not text:
-        return None
     try:
-        weight = float(text)
+        weight = float(text) if text else None
     except ValueError:
         raise ValueError(f"expected a number as weight, found {text!r}") from None
-    if not (weight >= 0 and math.isfinite(weight)):
+    if weight is not None and not 0 <= weight < math.inf:
         raise ValueError(f"expected a weight of 0 or more, found {text}")
     return weight
 
 
-def _check_entries(listing: Listing, path: Path) -> None:
-    """What the rows say, together: names, weights, and that the files are there."""
-    names: dict[str, Entry] = {}
-    good: list[Entry] = []
-    for entry in listing.entries:
-        other = names.setdefault(entry.name, entry)
-        if other is not entry:
-            message = f"expected a name of its own, found {entry.name!r} for {other.image} as well"
-            listing.problems.append(Problem("E104", str(entry.image), message, "add a column `name`"))
+def _check_entries(entries: Iterable[Entry], listing: Listing, path: Path) -> None:
+    """List the entries whose image is there and has a name of its own, with the masks that are there."""
+    names: dict[str, Path] = {}
+    for entry in entries:
+        other = names.setdefault(entry.name, entry.image)
+        if other != entry.image:
+            message = f"expected a name of its own, found {entry.name!r} for {other} as well"
+            listing.report("E104", entry.image, message, "add a column `name`")
             continue
         if not entry.image.exists():
-            listing.problems.append(
-                Problem("E106", str(entry.image), f"expected the file that {path.name} names, found none")
-            )
+            listing.report("E106", entry.image, f"expected the file that {path.name} names, found none")
             continue
         there = tuple(mask for mask in entry.masks if mask.path.exists())
         for mask in entry.masks:
             if mask not in there:
                 message = f"expected the mask of {mask.reader} that {path.name} names, found none"
-                listing.problems.append(Problem("E106", str(mask.path), message))
+                listing.report("E106", mask.path, message)
         if not entry.masks:
-            message = f"expected at least one mask in {path.name}, found none"
-            listing.problems.append(Problem("E101", str(entry.image), message))
-        if entry.masks and not sum(1 if m.weight is None else m.weight for m in entry.masks) > 0:
+            listing.report("E101", entry.image, f"expected at least one mask in {path.name}, found none")
+        elif all(mask.weight == 0 for mask in entry.masks):
             message = f"expected a weight above 0 in {path.name}, found {len(entry.masks)} of 0"
-            listing.problems.append(Problem("E310", str(entry.image), message))
-        good.append(Entry(entry.name, entry.image, there, entry.patient, entry.split))
-    listing.entries = good
+            listing.report("E310", entry.image, message)
+        listing.entries.append(replace(entry, masks=there))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +42,9 @@ class Files:
 
     def __init__(self, settings: FolderSettings, most: int) -> None:
         self._settings, self._most = settings, most
+        self._lossy = isinstance(settings.labels, Mapping) and "threshold" in settings.labels  # JPEG will do for masks
+        axis = 2 if settings.axis is None else settings.axis
+        self._options = ReadOptions(coloured=settings.colours is not None, axes=settings.axes, axis=axis)
         self._opened: dict[tuple[Path, bool], Source] = {}
         self._bytes = 0
 
@@ -49,15 +54,11 @@ class Files:
         if key in self._opened:
             self._opened[key] = self._opened.pop(key)  # now the last used
             return self._opened[key]
-        settings = self._settings
-        options = ReadOptions(
-            mask=mask,
-            coloured=settings.colours is not None,
-            axes=settings.axes,
-            axis=2 if settings.axis is None else settings.axis,
-            like=None if settings.geometry == "ignore" else like,
-        )
-        source = open_source(path, options)
+        like = None if self._settings.geometry == "ignore" else like
+        source = open_source(path, replace(self._options, mask=mask, like=like))
+        if mask and source.format == "JPEG" and not self._lossy:
+            message = "expected a mask without loss, found JPEG, whose values are not class ids"
+            raise FileError.of("E205", path, message)
         if source.format in _STACKS:
             self._opened[key] = source
             self._bytes += source.nbytes
@@ -68,16 +69,16 @@ class Files:
     def image(self, source: Source, k: int, first: Kind) -> np.ndarray:
         """One slice ``[C, H, W]``, of the channels and the number type of the first image, or as declared."""
         image = source.read(k)
-        wanted = self._settings.channels or first.channels
-        if len(image) != wanted and self._settings.channels == 3 and len(image) == 1:
+        declared = self._settings.channels
+        if declared == 3 and len(image) == 1:
             image = np.repeat(image, 3, 0)
-        elif len(image) != wanted and self._settings.channels == 1 and len(image) == 3:
+        elif declared == 1 and len(image) == 3:
             if (tinted := int(((image[0] != image[1]) | (image[0] != image[2])).sum())) > 0:
                 message = f"expected a grey image, found {count(tinted, 'pixel')} in colour"
                 raise FileError.of("E308", source.path, message, 'declare "channels": 3')
             image = image[:1]
-        if len(image) != wanted:
-            like = f"as {first.name}" if self._settings.channels is None else "as declared"
+        if len(image) != (wanted := declared or first.channels):
+            like = f"as {first.name}" if declared is None else "as declared"
             raise FileError.of("E308", source.path, f"expected {count(wanted, 'channel')} {like}, found {len(image)}")
         dtype = first.dtype
         if image.dtype != dtype and image.dtype.kind in "if" and dtype.kind in "if":
@@ -90,11 +91,9 @@ class Files:
             raise FileError.of("E206", source.path, message)
         return image
 
-    def mask(self, path: Path, image: Source, k: int, lossy: bool) -> np.ndarray:
-        """One slice of a mask ``[C, H, W]`` as its file has it, on the grid of its image; ``lossy``: JPEG will do."""
+    def mask(self, path: Path, image: Source, k: int) -> np.ndarray:
+        """One slice of a mask ``[C, H, W]`` as its file has it, on the grid of its image."""
         source = self.open(path, mask=True, like=image)
-        if not lossy:
-            check_lossless(source)
         if (source.slices, *source.size) != (image.slices, *image.size):
             message = f"expected {image.form} as its image {image.path.name}, found {source.form}"
             raise FileError.of("E301", path, message, self._size_advice(image, source))
@@ -118,13 +117,6 @@ class Files:
     def __getstate__(self) -> dict[str, object]:
         """Without what is open: a worker process opens its own."""
         return {**self.__dict__, "_opened": {}, "_bytes": 0}
-
-
-def check_lossless(mask: Source) -> None:
-    """Raise ``DataError`` if a mask is JPEG."""
-    if mask.format == "JPEG":
-        message = "expected a mask without loss, found JPEG, whose values are not class ids"
-        raise FileError.of("E205", mask.path, message)
 
 
 def may_be_stack(path: Path) -> bool:

@@ -23,6 +23,10 @@ AXES: tuple[str, ...] = get_args(Axes)
 Target: TypeAlias = int | str  # a class id, or VOID
 
 
+def _unsaid(description: str) -> Any:
+    return Field(default=None, description=description)
+
+
 class FolderSettings(Settings):
     """How a folder is read. ``None``: not said, and the default of docs/folder.md applies.
 
@@ -32,59 +36,40 @@ class FolderSettings(Settings):
 
     model_config = ConfigDict(frozen=True)
 
-    title: str | None = Field(default=None, description="what the data are, for tables and reports")
-    classes: tuple[str, ...] | StrictInt | None = Field(
-        default=None, description="names of the class ids, or their number"
-    )
-    evaluated: tuple[StrictInt, ...] | None = Field(
-        default=None, description="class ids that metrics look at; all but 0 unless given"
-    )
-    void: StrictInt | None = Field(
-        default=None, description="the value in a mask file that marks pixels that count nowhere"
-    )
-    labels: Literal["auto", "ids", "binary"] | dict[str, Any] | None = Field(
-        default=None,
-        description='what the numbers in a mask file mean. "ids": class ids. "binary": 0 and 255. '
+    title: str | None = _unsaid("what the data are, for tables and reports")
+    classes: tuple[str, ...] | StrictInt | None = _unsaid("names of the class ids, or their number")
+    evaluated: tuple[StrictInt, ...] | None = _unsaid("class ids that metrics look at; all but 0 unless given")
+    void: StrictInt | None = _unsaid("the value in a mask file that marks pixels that count nowhere")
+    labels: Literal["auto", "ids", "binary"] | dict[str, Any] | None = _unsaid(
+        'what the numbers in a mask file mean. "ids": class ids. "binary": 0 and 255. '
         '{"0": 0, "128": 1, "255": "void"}: a class id (or void) for each value. {"threshold": 128}: that value and '
-        'above is class 1. "auto": binary if all masks of the data set together hold just 0 and 255, ids otherwise',
+        'above is class 1. "auto": binary if all masks of the data set together hold just 0 and 255, ids otherwise'
     )
-    colours: dict[str, Any] | None = Field(
-        default=None, description='for masks in colour, a class id (or void) for each: {"#000000": 0, "#ff0000": 1}'
+    colours: dict[str, Any] | None = _unsaid(
+        'for masks in colour, a class id (or void) for each: {"#000000": 0, "#ff0000": 1}'
     )
-    channels: Literal[1, 3] | None = Field(
-        default=None, description="3 reads grey images as colour, 1 reads colour images as grey if they are"
+    channels: Literal[1, 3] | None = _unsaid("3 reads grey images as colour, 1 reads colour images as grey if they are")
+    intensity: Intensity | None = _unsaid("how raw values become the network's input")
+    patient: str | None = _unsaid(
+        "a regular expression on a case's name: its first group, or else the whole match, is the patient"
     )
-    intensity: Intensity | None = Field(default=None, description="how raw values become the network's input")
-    patient: str | None = Field(
-        default=None,
-        description="a regular expression on a case's name: its first group, or else the whole match, is the patient",
+    images: str | None = _unsaid("the images' folder")
+    masks: str | None = _unsaid("the masks' folder")
+    image_name: str | None = _unsaid('how an image\'s file is named after its case: "{name}_img"')
+    mask_name: str | dict[str, str] | None = _unsaid(
+        'how a mask\'s file is named: "{name}_seg", "{name}_{reader}", or one such for each reader'
     )
-    images: str | None = Field(default=None, description="the images' folder")
-    masks: str | None = Field(default=None, description="the masks' folder")
-    image_name: str | None = Field(
-        default=None, description='how an image\'s file is named after its case: "{name}_img"'
+    axes: Axes | None = _unsaid("how .npy and .npz arrays are stored; HW or, with three axes, DHW unless given")
+    axis: Literal[0, 1, 2] | None = _unsaid(
+        "which axis of a NIfTI volume the slices are cut from; the last, 2, unless given"
     )
-    mask_name: str | dict[str, str] | None = Field(
-        default=None,
-        description='how a mask\'s file is named: "{name}_seg", "{name}_{reader}", or one such for each reader',
+    slices: Literal["all", "marked"] | None = _unsaid("all slices of a volume, or only marked ones")
+    missing: Literal["error", "skip"] | None = _unsaid("an image without any mask is an error, or one to skip")
+    geometry: Literal["check", "ignore"] | None = _unsaid(
+        "check that a mask lies on its image's grid, or ignore all but the number of voxels"
     )
-    axes: Axes | None = Field(
-        default=None, description="how .npy and .npz arrays are stored; HW or, with three axes, DHW unless given"
-    )
-    axis: Literal[0, 1, 2] | None = Field(
-        default=None, description="which axis of a NIfTI volume the slices are cut from; the last, 2, unless given"
-    )
-    slices: Literal["all", "marked"] | None = Field(
-        default=None, description="all slices of a volume, or only marked ones"
-    )
-    missing: Literal["error", "skip"] | None = Field(
-        default=None, description="an image without any mask is an error, or one to skip"
-    )
-    geometry: Literal["check", "ignore"] | None = Field(
-        default=None, description="check that a mask lies on its image's grid, or ignore all but the number of voxels"
-    )
-    dicom: Literal["series", "files"] | None = Field(
-        default=None, description="a folder of DICOM files is the slices of one series, or files that stand alone"
+    dicom: Literal["series", "files"] | None = _unsaid(
+        "a folder of DICOM files is the slices of one series, or files that stand alone"
     )
 
     @model_validator(mode="after")
@@ -136,30 +121,36 @@ class FolderSettings(Settings):
         """The declared classes' names; a number of classes gets plain ones."""
         return plain_names(self.classes) if isinstance(self.classes, int) else self.classes
 
-    def as_dict(self) -> dict[str, Any]:
-        """What was said, ready for JSON."""
-        return self.model_dump(mode="json", exclude_none=True)
-
     @staticmethod
     def load(folder: Path) -> FolderSettings:
         """What the folder's ``ambiseg.json`` says; all ``None`` if there is none."""
         path = folder / FILE
-        if not path.is_file():
-            return FolderSettings()
-        try:
-            said = json.loads(path.read_text("utf-8-sig"))
-        except OSError as error:
-            message, fix = f"expected a file that may be read, found: {error.strerror}", "change the file's permissions"
-            raise FileError.of("E006", path, message, fix) from None
-        except ValueError as error:  # a decoding error is one, too
-            message = f"expected JSON, found a mistake: {error}"
-            raise FileError.of("E006", path, message, "correct the file's syntax") from None
+        said = read_json(path, "E006") if path.is_file() else {}
         if not isinstance(said, dict):
             raise FileError.of("E006", path, f"expected one object of settings, found a {type(said).__name__}")
         try:
             return validate(FolderSettings, said)
         except ConfigError as error:
             raise FileError.of("E006", path, str(error)) from None
+
+
+def read_text(path: Path, code: str) -> str:
+    """The text of a settings file or manifest; ``code`` is the kind of problem that such a file may have."""
+    try:
+        return path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        message, fix = f"expected UTF-8 text, found byte {error.object[error.start]:#x}", "save the file as UTF-8"
+    except OSError as error:
+        message, fix = f"expected a file that may be read, found: {error.strerror}", "change the file's permissions"
+    raise FileError.of(code, path, message, fix)
+
+
+def read_json(path: Path, code: str) -> Any:
+    try:
+        return json.loads(read_text(path, code))
+    except json.JSONDecodeError as error:
+        message = f"expected JSON, found a mistake: {error}"
+        raise FileError.of(code, path, message, "correct the file's syntax") from None
 
 
 def plain_names(classes: int) -> tuple[str, ...]:
