@@ -11,12 +11,10 @@ from pathlib import Path
 from ambiseg._util.errors import DataError
 from ambiseg._util.text import did_you_mean, some
 from ambiseg.data.case import Progress
-from ambiseg.data.sets.lidc.archive import Archive
 from ambiseg.data.sets.lidc.crops import Crops, Options
 from ambiseg.data.sets.lidc.dicom import Dicom, has_dicom_name
 from ambiseg.data.sets.lidc.folders import Npy, Png, part_folders
-from ambiseg.data.sets.lidc.hdf5 import Hdf5
-from ambiseg.data.sets.lidc.pickles import Pickle
+from ambiseg.data.sets.lidc.single_file import Archive, Hdf5, Pickle
 from ambiseg.data.store import Store, state_of
 
 __all__ = ["FORMS", "Crops", "Options", "detect", "open_form", "prepare"]
