@@ -106,7 +106,7 @@ class Hdf5(Crops):
                 ids, hashed = self._ids(group, count)
                 width = len(str(max(count - 1, 1)))
                 for i in range(count):
-                    name = f"{part}-{i:0{width}d}" if part else f"{i:0{width}d}"
+                    name = f"{part}-{i:0{width}d}".lstrip("-")
                     series, patient = (None, f"series-{ids[i]}") if hashed else (ids[i], None)
                     crops.append(Crop(name, (part, i), series, patient, part or None, {"group": part, "number": i}))
                 shifts.append(shift_of(count, lambda i, images=group["images"]: self._rows(images, i, 1)))

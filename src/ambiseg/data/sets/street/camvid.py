@@ -18,7 +18,7 @@ from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.street.flips import Flips, FlipTable
 from ambiseg.data.sets.street.labelled import ClassIds, LabelledImage, LabelledImages
 
-CLASSES = (*("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist"),)
+CLASSES = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
 VOID = len(CLASSES)
 FLIPS: FlipTable = {
     "pavement": ("pavement2", "8/17"),
