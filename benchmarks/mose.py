@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ambiseg import MaskDistribution, MoSE, overlap, transport
+from ambiseg.methods.schedules import final
 from benchmarks.harness import cpu_seconds, publish, table
 from benchmarks.mathematics import disks, street
 
@@ -55,7 +56,8 @@ def plain_step(model: MoSE, images: Tensor, annotations: MaskDistribution) -> No
     """The same loss as one would write it: every sample's maps, its logits, and a cost for each annotation."""
     model.zero_grad()
     features = model.backbone(images)
-    latents = model.experts.each(len(images), model.samples)
+    samples = round(final(model.config.samples))
+    latents = model.experts.each(len(images), samples)
     logits = model.head(features.dense, latents)
     columns = []
     for m in range(annotations.count):
@@ -66,7 +68,7 @@ def plain_step(model: MoSE, images: Tensor, annotations: MaskDistribution) -> No
         else:
             columns.append(overlap.iou_cost(logits, one))
     cost = torch.cat(columns, 2)
-    u = (model.gate(features.gate) / model.samples).repeat_interleave(model.samples, 1)
+    u = (model.gate(features.gate) / samples).repeat_interleave(samples, 1)
     plan = transport.couple(cost, annotations.mass)
     transport.relaxed_objective(cost, plan, u).total.mean().backward()
 
@@ -74,7 +76,7 @@ def plain_step(model: MoSE, images: Tensor, annotations: MaskDistribution) -> No
 def runs(setting: str) -> dict[str, Callable[[], object]]:
     """What a setting compares. With γ = 1/N a coupling reaches every sample, with γ = 1 no more than M of them."""
     model, images, annotations = SETTINGS[setting]()
-    everyone = 1 / (model.experts.count * model.samples)
+    everyone = 1 / (model.experts.count * round(final(model.config.samples)))
     return {
         "backbone": lambda: backbone_step(model, images),
         "MoSE, γ = 1": lambda: step(model, images, annotations),

@@ -16,13 +16,12 @@ from PIL import Image
 from ambiseg.cli import main
 from ambiseg.data.case import Case
 from ambiseg.data.check.check import CheckResult, check
-from ambiseg.data.check.page import outlined
 from ambiseg.data.check.statistics import Statistics
 from ambiseg.data.sets.folder.settings import FolderSettings
 from ambiseg.io.errors import KINDS, SEVERITIES, FileError, Problem
 from ambiseg.overlap import pairwise_iou
 from ambiseg.viz.colours import reader_colours
-from ambiseg.viz.pictures import differences
+from ambiseg.viz.pictures import differences, outlines, over, photograph
 from tests.conftest import REPOSITORY, SHARED
 from tests.files import RNG, disc, made, make, picture, save, save_nifti, save_series
 from tests.pages import Reader
@@ -351,7 +350,7 @@ def test_pictures_show_each_reader_and_where_they_differ():
     valid[:3, :3] = False
     case = Case.of(np.zeros((1, 16, 20), np.uint8), labels, name="a", readers=["Ann", "Bob", "Cid"], valid=valid)
     colours = reader_colours(case.readers)
-    drawn = outlined(case, colours)
+    drawn = over(photograph(case.image), outlines([*case.labels], [*colours.values()]))
     shown = {f"#{r:02x}{g:02x}{b:02x}" for r, g, b in drawn.reshape(-1, 3)}
     assert shown == {"#000000", *colours.values()}  # where Bob and Cid coincide, both are seen
     heat = differences(case.image, case.table, case.regions, case.void)

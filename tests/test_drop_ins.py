@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import nibabel
 import numpy as np
@@ -105,7 +106,7 @@ def test_large_images_are_coherent(runs, name):
     """One draw over all windows of an image of 2048 × 2048: no seam, and the same as in a window of its middle."""
     tile = Shapes(count=60, size=32)[0].image
     image = np.tile(tile, (1, 64, 64))
-    options = {"per_stratum": 1} if name == "two-heads" else {"samples": 2}
+    options: dict[str, Any] = {"per_stratum": 1} if name == "two-heads" else {"samples": 2}
     (one,) = predict(load(runs[name]), [image], overview=False, merge=False, **options)
     assert one.windows > 1
     labels = one.masks.labels[0]
@@ -114,7 +115,7 @@ def test_large_images_are_coherent(runs, name):
     assert torch.equal(inner[:, :, 32:], inner[:, :, :-32])
 
 
-def command(*arguments: str, folder: Path, script: str = "from tests.drop_ins import *") -> subprocess.CompletedProcess:
+def command(*arguments: str) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}{os.pathsep}{REPOSITORY}", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, "-m", "tests.drop_ins", *arguments], cwd=REPOSITORY, env=environment, capture_output=True,
@@ -144,10 +145,9 @@ def test_two_optimisers_resume_to_the_bit(tmp_path):
 @pytest.mark.parametrize("name", ["latent", "adversarial"])
 def test_two_processes_train(tmp_path, name):
     two = ["--trainer.devices=2", "--trainer.strategy=ddp", f"--model.method={name}", "--quiet"]
-    (tmp_path / "tiny.yaml").write_text("")
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text("seed: 0\n")
-    done = command("train", str(recipe), *TINY, *two, "--out", str(tmp_path / "run"), folder=tmp_path)
+    done = command("train", str(recipe), *TINY, *two, "--out", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     run = Run(tmp_path / "run")
     assert [row["epoch"] for row in run.history] == [1, 2]
@@ -158,7 +158,6 @@ def test_a_terminal_and_a_log_show_the_terms_of_the_method(tmp_path):
     (tmp_path / "tiny.yaml").write_text("seed: 0\n")
     done = command(
         "train", str(tmp_path / "tiny.yaml"), *TINY, "--model.method=two-heads", "--out", str(tmp_path / "run"),
-        folder=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("epoch")]

@@ -156,11 +156,12 @@ def test_the_mose_split_is_declared_and_can_be_asked_for(tmp_path, capsys):
     assert (test, val) == ({"1.2.2", "1.2.8"}, {"1.2.0", "1.2.1"})
     assert store.declared == [next(p for p in fakes.PARTS if n in split.parts[p]) for n in store.names]
     frozen = tmp_path / "mose.json"
-    assert main(["data", "split", str(out), "--mose", "--out", str(frozen)]) == 0
-    assert (
-        "as released with mose, by series with random_state 0: train 64%, val 16%, test 20%" in capsys.readouterr().out
-    )
-    assert Split.load(frozen) == split
+    rule = "as released with mose, by series with random_state 0: train 64%, val 16%, test 20%"
+    for name in ("released", "mose"):  # the second is the former name
+        assert main(["data", "split", str(out), f"--{name}", "--out", str(frozen)]) == 0
+        assert rule in capsys.readouterr().out
+        assert Split.load(frozen) == split
+        assert main(["data", "prepare", "lidc", str(path), "--out", str(out), "--split", name]) == 0  # the same store
     assert Split.by_hash(store, {"train": 0.5, "test": 0.5}).rule.released == ""
     with pytest.raises(DataError, match="the mose split has no part for who was not in it"):
         split.rule.part("somebody else")

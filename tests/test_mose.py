@@ -337,6 +337,6 @@ def test_bad_calls_are_refused():
     with pytest.raises(ValueError, match=r"annealing in \[0, 1\], found 2 and 2"):
         model.loss(images, annotations, annealing=2)
     with pytest.raises(TypeError, match="unexpected keyword argument 'gamma'"):
-        model.loss(images, annotations, gamma=0.5)
+        model.loss(images, annotations, gamma=0.5)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="capacity must be at least"):
         model.loss(images, annotations, capacity=0.01)

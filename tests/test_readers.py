@@ -8,6 +8,7 @@ import contextlib
 import io
 import logging
 import struct
+import sys
 from pathlib import Path
 
 import nibabel
@@ -466,6 +467,15 @@ def test_the_guard_leaves_loggers_as_they_were(tmp_path):
     (tmp_path / "a.tif").write_bytes(b"II*\0 and nothing")
     refusal(tmp_path / "a.tif")
     assert (tifffile_says.level, tifffile_says.disabled) == before
+
+
+@pytest.mark.parametrize(("suffix", "package"), [(".nii", "nibabel"), (".dcm", "pydicom")])
+def test_a_package_that_is_missing_is_no_damage(tmp_path, suffix, package, monkeypatch):
+    path = tmp_path / f"a{suffix}"
+    WRITERS[suffix](path)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ModuleNotFoundError, match=package):
+        open_source(path)
 
 
 def test_modules_of_files_form_layers():

@@ -1,6 +1,6 @@
 """The metrics as ``torchmetrics.Metric`` classes, which add up over batches and over processes.
 
-Needs ``pip install "ambiseg[torchmetrics]"``. Each wraps the function of the same name in :mod:`ambiseg.metrics`: the
+Needs ``pip install "ambiseg[train]"``. Each wraps the function of the same name in :mod:`ambiseg.metrics`: the
 mean is over all images of the data set, and images whose value is undefined (nan) are left out, so any division into
 batches or processes gives the same number.
 """
@@ -14,15 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 
 from ambiseg import metrics
 from ambiseg.masks import Masks, exact
 from ambiseg.overlap import common_valid, compatible
-
-try:
-    from torchmetrics import Metric
-except ImportError as error:
-    raise ImportError('ambiseg.streaming needs torchmetrics: pip install "ambiseg[torchmetrics]"') from error
 
 
 class _Sums(Metric):

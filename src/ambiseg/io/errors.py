@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.text import count, did_you_mean
 
-Severity = Literal["error", "warning", "hint"]
-SEVERITIES: dict[str, Severity] = {"E": "error", "W": "warning", "H": "hint"}
+SEVERITIES = {"E": "error", "W": "warning", "H": "hint"}
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """One kind of problem: a short name, and what to do about it."""
 
     name: str
@@ -96,7 +94,7 @@ class Problem:
     fix: str = ""  # if given, replaces the remedy of its kind
 
     @property
-    def severity(self) -> Severity:
+    def severity(self) -> str:
         return SEVERITIES[self.code[0]]
 
     @property
@@ -141,14 +139,12 @@ def one_per_file(problems: Iterable[Problem]) -> list[Problem]:
     >>> [found.line for found in one_per_file(Problem("E303", "a.nii", f"found {n}") for n in (7, 7, 8))]
     ['a.nii: found 7, and the like in 1 more slice']
     """
-    found: dict[tuple[str, str], dict[Problem, None]] = {}
-    for problem in problems:
-        found.setdefault((problem.code, problem.file), {})[problem] = None
+    found: dict[tuple[str, str], list[Problem]] = {}
+    for problem in dict.fromkeys(problems):
+        found.setdefault((problem.code, problem.file), []).append(problem)
     return [
-        replace(first, message=f"{first.message}, and the like in {count(len(others), 'more slice')}")
-        if others
-        else first
-        for first, *others in found.values()
+        replace(first, message=first.message + f", and the like in {count(len(more), 'more slice')}" * bool(more))
+        for first, *more in found.values()
     ]
 
 

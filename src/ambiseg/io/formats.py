@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 FORMATS: dict[str, str] = {
@@ -50,12 +51,8 @@ def stem_of(path: Path) -> str:
 
 def format_of(path: Path) -> str | None:
     """The format by suffix; a file without suffix is DICOM if its first bytes say so, as scanners name them."""
-    if (suffix := suffix_of(path)) in FORMATS:
-        return FORMATS[suffix]
-    if (not suffix or suffix[1:].isdigit()) and path.is_file():
-        try:
-            with path.open("rb") as file:
-                return "DICOM" if file.read(132)[128:] == b"DICM" else None
-        except OSError:
-            return None
-    return None
+    suffix = suffix_of(path)
+    if suffix not in FORMATS and (not suffix or suffix[1:].isdigit()) and path.is_file():
+        with suppress(OSError), path.open("rb") as file:
+            return "DICOM" if file.read(132)[128:] == b"DICM" else None
+    return FORMATS.get(suffix)

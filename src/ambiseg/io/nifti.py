@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from ambiseg._util.text import shape_text
 from ambiseg.io.errors import FileError
-from ambiseg.io.source import ReadOptions, Source, once
+from ambiseg.io.source import ReadOptions, Source
 
 
 def open_nifti(path: Path, options: ReadOptions) -> Source:
@@ -31,7 +32,7 @@ def open_nifti(path: Path, options: ReadOptions) -> Source:
         fix = "save one label map of three axes for each reader" if options.mask else "save one volume per file"
         raise FileError.of("E201", path, f"expected {wanted}, found shape {shape_text(image.shape)}", fix)
     orientation = io_orientation(image.affine)
-    if options.like is not None and options.like.affine is not None and options.geometry:
+    if options.like is not None and options.like.affine is not None:
         turn = ornt_transform(orientation, io_orientation(options.like.affine))
     else:
         turn = _turn_for_viewing(orientation, 2 if flat else options.axis)
@@ -47,7 +48,7 @@ def open_nifti(path: Path, options: ReadOptions) -> Source:
             voxels = np.stack([voxels[name] for name in ("R", "G", "B")], -1)
         return voxels.astype(dtype, copy=False)
 
-    whole = once(lambda: _compact(stored()) if options.mask else stored())
+    whole = cache(lambda: _compact(stored()) if options.mask else stored())
     compressed = path.name.lower().endswith(".gz")  # its slices are decoded together
 
     def read(k: int) -> np.ndarray:
@@ -77,6 +78,6 @@ def _compact(array: np.ndarray) -> np.ndarray:
     if array.dtype.kind == "b" or not array.size:
         return array
     low, high = array.min(), array.max()
-    if array.dtype.kind == "f" and not (np.isfinite(low) and np.isfinite(high) and (array == np.rint(array)).all()):
+    if array.dtype.kind == "f" and not (np.isfinite([low, high]).all() and (array == np.rint(array)).all()):
         return array
     return array.astype(np.promote_types(np.min_scalar_type(int(low)), np.min_scalar_type(int(high))), copy=False)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +15,10 @@ from ambiseg.io.errors import FileError
 from ambiseg.io.formats import FORMATS, UNREAD, format_of, suffix_of
 from ambiseg.io.nifti import open_nifti
 from ambiseg.io.pictures import open_picture, open_tiff
-from ambiseg.io.source import ReadOptions, Source, guard, once
+from ambiseg.io.source import ReadOptions, Source, guard
 
-OPENERS: dict[str, Callable[[Path, ReadOptions], Source]] = {
-    "PNG": open_picture,
-    "JPEG": open_picture,
-    "BMP": open_picture,
-    "TIFF": open_tiff,
-    "NumPy": open_array,
-    "NIfTI": open_nifti,
-    "DICOM": open_dicom,
-}
+# All other formats are pictures.
+OPENERS = {"TIFF": open_tiff, "NumPy": open_array, "NIfTI": open_nifti, "DICOM": open_dicom}
 
 
 def open_source(path: Path, options: ReadOptions | None = None) -> Source:
@@ -46,18 +39,17 @@ def open_source(path: Path, options: ReadOptions | None = None) -> Source:
         if kind is None:
             found = UNREAD.get(suffix_of(path), path.suffix or "no suffix")
             raise FileError.of("E105", path, f"expected one of {' '.join(FORMATS)}, found {found}")
+        if path.is_symlink() and not path.exists():
+            message = f"expected a file, found a link to {os.readlink(path)}, which does not exist"
+            raise FileError.of("E106", path, message, "mend the link, or copy the file itself")
         if not path.exists():
-            if path.is_symlink():
-                found = f"found a link to {os.readlink(path)}, which does not exist"
-                raise FileError.of("E106", path, f"expected a file, {found}", "mend the link, or copy the file itself")
             raise FileError.of("E106", path, "expected a file, found none")
         if not (path.is_file() or path.is_dir()):  # reading from a pipe would block
             raise FileError.of("E201", path, "expected a file, found a pipe or a device", "remove it")
-        source = OPENERS[kind](path, options or ReadOptions())
-    single = once(lambda: source.read(0)) if source.slices == 1 else None
+        source = OPENERS.get(kind, open_picture)(path, options or ReadOptions())
 
     def read(k: int) -> np.ndarray:
         with guard(path):
-            return single() if single is not None and k == 0 else source.read(k)
+            return source.read(k)
 
-    return replace(source, read=read)
+    return replace(source, read=cache(read) if source.slices == 1 else read)

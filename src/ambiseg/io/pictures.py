@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from ambiseg._util.text import count, shape_text
 from ambiseg.io.errors import FileError
-from ambiseg.io.source import ReadOptions, Source, once
+from ambiseg.io.source import ReadOptions, Source
 
 
 def open_picture(path: Path, options: ReadOptions) -> Source:
@@ -30,20 +31,23 @@ def _read_picture(path: Path, image: Any, content: io.BytesIO, options: ReadOpti
     from PIL import ImageOps
 
     if image.format == "PNG" and image.mode in ("RGB", "RGBA") and ";16B" in str(image.tile[0][3]):
-        return np.moveaxis(_without_alpha(path, _read_deep(path, image, content)), -1, 0)
-    turned = ImageOps.exif_transpose(image)  # as every viewer shows it
-    if turned.mode == "P" and not options.applies_palette:
-        return np.asarray(turned)[None]
-    if turned.mode in ("P", "PA"):
-        turned = turned.convert("RGBA" if "transparency" in turned.info or turned.mode == "PA" else "RGB")
-    elif turned.mode in ("CMYK", "YCbCr", "HSV", "LAB"):
-        turned = turned.convert("RGB")
-    pixels = np.asarray(turned)
+        pixels = _read_deep(path, image, content)
+    else:
+        turned = ImageOps.exif_transpose(image)  # as every viewer shows it
+        if turned.mode == "PA" or (turned.mode == "P" and options.applies_palette):
+            turned = turned.convert("RGBA" if "transparency" in turned.info or turned.mode == "PA" else "RGB")
+        elif turned.mode in ("CMYK", "YCbCr", "HSV", "LAB"):
+            turned = turned.convert("RGB")
+        pixels = np.asarray(turned)
+    pixels = np.moveaxis(np.atleast_3d(pixels), -1, 0)
+    return _as_shown(pixels if len(pixels) in (1, 3) else _without_alpha(path, pixels), options)
+
+
+def _as_shown(pixels: np.ndarray, options: ReadOptions) -> np.ndarray:
+    """In native byte order; one bit per pixel is black and white in an image, and stays bool in a mask."""
     if pixels.dtype == np.bool_ and not options.mask:
-        pixels = pixels.astype(np.uint8) * np.uint8(255)  # black and white, as a viewer shows it
-    if pixels.ndim == 2:
-        return pixels[None].astype(pixels.dtype.newbyteorder("="), copy=False)
-    return np.moveaxis(_without_alpha(path, pixels), -1, 0)
+        return pixels.astype(np.uint8) * np.uint8(255)
+    return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
 
 
 def _read_deep(path: Path, image: Any, content: io.BytesIO) -> np.ndarray:
@@ -65,14 +69,11 @@ def _read_deep(path: Path, image: Any, content: io.BytesIO) -> np.ndarray:
 
 
 def _without_alpha(path: Path, pixels: np.ndarray) -> np.ndarray:
-    """``[H, W, C]`` without its alpha channel, which must be opaque: colours of clear pixels are undefined."""
-    if pixels.shape[2] in (1, 3):
-        return pixels
+    """``[…, C, H, W]`` without its alpha channel, which must be opaque: colours of clear pixels are undefined."""
     full = np.iinfo(pixels.dtype).max if pixels.dtype.kind == "u" else 1
-    clear = int((pixels[..., -1] != full).sum())
-    if clear:
+    if clear := int((pixels[..., -1, :, :] != full).sum()):
         raise FileError.of("E203", path, f"expected opaque pixels, found {count(clear, 'transparent pixel')}")
-    return pixels[..., :-1]
+    return pixels[..., :-1, :, :]
 
 
 # -- TIFF --------------------------------------------------------------------------------------------------------------
@@ -100,11 +101,13 @@ def open_tiff(path: Path, options: ReadOptions) -> Source:
             dtype = np.dtype(np.uint8)
         single = None if planes else _read_tiff(file, path, options)  # while the file is open
 
-    def reopened() -> np.ndarray:
+    @cache
+    def pages() -> np.ndarray:
+        if single is not None:
+            return single
         with tifffile.TiffFile(path) as again:
             return _read_tiff(again, path, options)
 
-    pages = once(reopened if single is None else lambda: single)
     size = length["Y"], length["X"]
     return Source(path, "TIFF", planes[0] if planes else 1, size, channels, dtype, lambda k: pages()[k])
 
@@ -131,18 +134,13 @@ def _read_tiff(file: Any, path: Path, options: ReadOptions) -> np.ndarray:
     axes = series.axes  # at most one of those besides YXSC is longer than 1
     others = [i for i, name in enumerate(axes) if name not in "YXSC"]
     pixels = pixels.transpose([*others, *(axes.index(name) for name in "CSYX" if name in axes)])
-    slices = int(np.prod(pixels.shape[: len(others)]))
-    pixels = pixels.reshape(slices, -1, *pixels.shape[-2:])
+    pixels = pixels.reshape(int(np.prod(pixels.shape[: len(others)])), -1, *pixels.shape[-2:])
     if _has_palette(page, options):
         table = (np.asarray(page.colormap) >> 8).astype(np.uint8)  # [3, 2^bits], 16 bits per channel
         return np.moveaxis(table[:, pixels[:, 0]], 0, 1)
     if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE and not options.mask and pixels.dtype.kind in "bu":
         pixels = ~pixels  # as a viewer shows it
-    if pixels.dtype == np.bool_ and not options.mask:
-        pixels = pixels.astype(np.uint8) * np.uint8(255)
-    if _has_alpha(page):
-        pixels = np.stack([np.moveaxis(_without_alpha(path, np.moveaxis(one, 0, -1)), -1, 0) for one in pixels])
-    return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+    return _as_shown(_without_alpha(path, pixels) if _has_alpha(page) else pixels, options)
 
 
 def _decode_with_pillow(path: Path, shape: tuple[int, ...], dtype: np.dtype, compression: str) -> np.ndarray:

@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from ambiseg._util.text import shape_text
 from ambiseg.io.errors import FileError, Problem
 from ambiseg.io.formats import FORMATS, suffix_of
 
-T = TypeVar("T")
 _TOLERANCE = 0.1  # of a voxel: headers round positions, so smaller offsets between two grids are ignored
 
 
@@ -67,8 +66,7 @@ class ReadOptions:
         coloured: colours of a mask are mapped to classes, so its palette is applied.
         axes: of NumPy arrays, such as ``"HWC"``; ``None``: ``HW`` or ``DHW``.
         axis: along which a NIfTI volume is cut into slices.
-        like: the image of a mask; the mask is turned into the image's voxel order,
-        geometry: unless this is false.
+        like: the image of a mask, into whose voxel order the mask is turned; ``None``: it is turned as an image is.
     """
 
     mask: bool = False
@@ -76,7 +74,6 @@ class ReadOptions:
     axes: str | None = None
     axis: int = 2
     like: Source | None = None
-    geometry: bool = True
 
     @property
     def applies_palette(self) -> bool:
@@ -95,23 +92,10 @@ def grid_distance(image: Source, mask: Source) -> float | None:
     """
     if image.affine is None or mask.affine is None:
         return None
-    ends = [(0, n - 1) for n in (image.slices, *image.size)]
-    corners = np.array([(s, r, c, 1) for s in ends[0] for r in ends[1] for c in ends[2]], float).T
+    corners = np.array([*product((0, image.slices - 1), *((0, n - 1) for n in image.size), (1,))], float).T
     offset = np.linalg.norm(((image.affine - mask.affine) @ corners)[:3], axis=0).max()
     voxel = np.linalg.norm(image.affine[:3, 1:3], axis=0).min()
     return None if offset <= _TOLERANCE * voxel else float(offset)
-
-
-def once(read: Callable[[], T]) -> Callable[[], T]:
-    """``read``, called at most once: its result is kept."""
-    kept: list[T] = []
-
-    def value() -> T:
-        if not kept:
-            kept.append(read())
-        return kept[0]
-
-    return value
 
 
 # -- errors of decoders ----------------------------------------------------------------------------------------------
@@ -120,20 +104,20 @@ def once(read: Callable[[], T]) -> Callable[[], T]:
 @contextmanager
 def guard(path: Path) -> Iterator[None]:
     """Turns any exception of a decoder into a :class:`FileError` that names the file; silences its warnings."""
-    loggers = [logging.getLogger(name) for name in ("tifffile", "nibabel.global", "pydicom")]
-    before = [logger.disabled for logger in loggers]
+    loggers = map(logging.getLogger, ("tifffile", "nibabel.global", "pydicom"))
+    before = {logger: logger.disabled for logger in loggers}
     try:
-        for logger in loggers:
+        for logger in before:
             logger.disabled = True  # not its level: changing that empties the caches of all loggers
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-    except (FileError, MemoryError):
+    except (FileError, MemoryError, ModuleNotFoundError):
         raise
     except Exception as error:  # damaged files fail in more ways than can be listed: zlib, struct, headers, EOF
         raise FileError.of("E201", path, *_diagnosis(path, error)) from None
     finally:
-        for logger, disabled in zip(loggers, before, strict=True):
+        for logger, disabled in before.items():
             logger.disabled = disabled
 
 
@@ -161,10 +145,9 @@ def _diagnosis(path: Path, error: Exception) -> tuple[str, str]:
             head = file.read(256)
     except OSError as unreadable:
         return f"{expected}, found {unreadable.strerror or unreadable}", ""
-    if not head:
-        return f"{expected}, found an empty file (0 bytes)", "copy the file again: its content is missing"
     if not head.strip(b"\0"):
-        return f"{expected}, found zeros", "copy the file again: its content is missing"
+        found = "zeros" if head else "an empty file (0 bytes)"
+        return f"{expected}, found {found}", "copy the file again: its content is missing"
     if head.startswith(b"version https://git-lfs"):
         return f"{expected}, found a Git LFS pointer", "fetch the file itself with `git lfs pull`"
     if head.lstrip()[:1] == b"<":

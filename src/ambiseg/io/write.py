@@ -13,13 +13,7 @@ from ambiseg._util.files import atomic_write
 from ambiseg.io.source import Source
 from ambiseg.viz.colours import heat_colours, label_colours, palette
 
-# Of a picture, and of a stack of slices; other formats are written as PNG and TIFF. DICOM is read only.
-_SUFFIXES: dict[str, tuple[str, str]] = {
-    "TIFF": (".tif", ".tif"),
-    "NumPy": (".npy", ".npy"),
-    "NIfTI": (".nii.gz", ".nii.gz"),
-    "DICOM": (".png", ".nii.gz"),
-}
+_SUFFIXES = {"TIFF": ".tif", "NumPy": ".npy", "NIfTI": ".nii.gz"}  # the other formats of pictures are written as PNG
 # Georeferencing of a TIFF: pixel scale, tie points, transformation, and the three directories of GeoTIFF
 _GEOGRAPHIC = (33550, 33922, 34264, 34735, 34736, 34737)
 
@@ -31,25 +25,25 @@ def suffix_for(source: Source) -> str:
     >>> suffix_for(Source(Path("a.jpg"), "JPEG", 1, (4, 6), 1, np.dtype("u1"), read))
     '.png'
     """
-    picture, stack = _SUFFIXES.get(source.format, (".png", ".tif"))
     if source.slices == 1:
-        return picture
-    return ".tif" if stack == ".nii.gz" and source.affine is None else stack  # no position in space
+        return _SUFFIXES.get(source.format, ".png")
+    if source.format in ("NIfTI", "DICOM"):
+        return ".tif" if source.affine is None else ".nii.gz"  # which needs a position in space
+    return _SUFFIXES.get(source.format, ".tif")
 
 
 def write_map(path: Path, values: np.ndarray, source: Source) -> None:
     """Write ``[H, W]`` or ``[D, H, W]`` in the format of the path's suffix, with the geometry of ``source``."""
-    content = _nifti(values, source) if path.name.endswith(".nii.gz") else b""
     with atomic_write(path) as file:
-        if content:
-            file.write(content)
+        if path.name.endswith(".nii.gz"):
+            file.write(_nifti(values, source))
         elif path.suffix == ".npy":
             np.save(file, values, allow_pickle=False)
         elif path.suffix == ".tif":
             _write_tiff(file, values, source)
         else:
             colours = palette(label_colours(256)) if values.dtype == np.uint8 else None
-            _write_png(file, values, colours, **({} if source.dpi is None else {"dpi": source.dpi}))
+            _write_png(file, values, colours, source.dpi)
 
 
 def write_heat(path: Path, share: np.ndarray) -> None:
@@ -58,14 +52,14 @@ def write_heat(path: Path, share: np.ndarray) -> None:
         _write_png(file, np.round(255 * np.clip(share, 0, 1)).astype(np.uint8), heat_colours(np.linspace(0, 1, 256)))
 
 
-def _write_png(file: BinaryIO, values: np.ndarray, colours: np.ndarray | None, **more: Any) -> None:
+def _write_png(file: BinaryIO, values: np.ndarray, colours: np.ndarray | None, dpi: Any = None) -> None:
     """Pixels hold the values themselves; the palette is for viewers."""
     from PIL import Image
 
     image = Image.fromarray(values)
     if colours is not None:
         image.putpalette(colours.tobytes())
-    image.save(file, "PNG", optimize=False, **more)
+    image.save(file, "PNG", dpi=dpi)
 
 
 def _write_tiff(file: BinaryIO, values: np.ndarray, source: Source) -> None:
@@ -87,18 +81,23 @@ def _write_tiff(file: BinaryIO, values: np.ndarray, source: Source) -> None:
 def _nifti(values: np.ndarray, source: Source) -> bytes:
     """In the voxel order of a NIfTI source, with its affine; of DICOM, as (column, row, slice)."""
     import nibabel
+    from nibabel.orientations import apply_orientation, io_orientation
 
+    assert source.affine is not None
     volume = values[None] if values.ndim == 2 else values
     if source.format == "NIfTI":
         original: Any = nibabel.load(source.path)
-        shape = (*original.shape[:3], *[1] * (3 - len(original.shape[:3])))
-        volume = _in_voxel_order(volume, np.asarray(original.affine, float), source, shape)
-        image = nibabel.Nifti1Image(volume.reshape(original.shape[:3]), original.affine, original.header)
+        affine = np.asarray(original.affine, float)
+        turn = io_orientation(np.linalg.pinv(affine) @ source.affine)  # (slice, row, column) to the file's (i, j, k)
+        if np.isnan(turn).any():
+            found = affine[:3, :3].tolist()
+            raise DataError(f"{source.path}: expected an affine that can be inverted, found {found}")
+        volume = np.ascontiguousarray(apply_orientation(volume, turn)).reshape(original.shape[:3])
+        image = nibabel.Nifti1Image(volume, original.affine, original.header)
         image.header.extensions.clear()
         for field in ("descrip", "aux_file", "db_name"):  # may name the patient, and describe another file
             image.header[field] = b""
     else:
-        assert source.affine is not None
         image = nibabel.Nifti1Image(volume.transpose(2, 1, 0), source.affine[:, [2, 1, 0, 3]])
         image.header.set_xyzt_units("mm")
     image.set_data_dtype(values.dtype)
@@ -107,17 +106,3 @@ def _nifti(values: np.ndarray, source: Source) -> bytes:
     if values.dtype.kind == "u":
         image.header.set_intent("label", name="class ids")
     return gzip.compress(image.to_bytes(), 6, mtime=0)  # without the time, equal masks are equal files
-
-
-def _in_voxel_order(volume: np.ndarray, affine: np.ndarray, source: Source, shape: tuple[int, ...]) -> np.ndarray:
-    """``[slice, row, column]`` in the voxel order of the file, which reading changes to that of a viewer."""
-    assert source.affine is not None
-    turn = np.linalg.pinv(affine) @ source.affine  # from (slice, row, column) to the file's own (i, j, k)
-    steps = np.round(turn[:3, :3])
-    if not np.array_equal(np.abs(steps).sum(0), [1, 1, 1]) or not np.array_equal(np.abs(steps).sum(1), [1, 1, 1]):
-        raise DataError(f"{source.path}: expected an affine that can be inverted, found {affine[:3, :3].tolist()}")
-    places = np.argmax(np.abs(steps), 1)  # for each axis of the file: slice, row or column
-    flips = tuple(slice(None, None, int(steps[axis, places[axis]])) for axis in range(3))
-    turned = volume.transpose(places)[flips]
-    assert turned.shape == shape, (turned.shape, shape)
-    return np.ascontiguousarray(turned)

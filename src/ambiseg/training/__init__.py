@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ambiseg._util.errors import ConfigError
+from ambiseg._util.extras import require
 from ambiseg._util.files import atomic_write, write_text
 from ambiseg._util.processes import first_process, quiet_lightning
 from ambiseg._util.progress import reporting
@@ -48,6 +49,7 @@ def train(
         quiet: print nothing but errors.
         command: what the user typed, for the record.
     """
+    require("train")
     import lightning.pytorch as pl
 
     from ambiseg.data.module import DataModule

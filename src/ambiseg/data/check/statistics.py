@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import combinations
 
 import numpy as np
 
-from ambiseg.data.case import Case, digest
+from ambiseg.data.case import Case
 
 _SAMPLE = 1 << 20  # pixel values that are kept of the whole data set, for percentiles
 
@@ -81,10 +82,10 @@ class Statistics:
     low: float = float("inf")
     high: float = float("-inf")
     by_class: list[ClassCount] = field(init=False)
-    by_reader: dict[str, ReaderCount] = field(default_factory=dict)
+    by_reader: dict[str, ReaderCount] = field(default_factory=lambda: defaultdict(ReaderCount))
     together: Counter[tuple[str, str]] = field(default_factory=Counter)  # images that two readers share
     identical: Counter[tuple[str, str]] = field(default_factory=Counter)  # of these, with equal masks
-    by_digest: dict[str, list[int]] = field(default_factory=dict)  # cases by the digest of their image
+    by_digest: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))  # cases by their image's digest
     blank: list[int] = field(default_factory=list)  # cases whose image has one value in all pixels
     void: int = 0  # pixels
     marked_ious: list[float] = field(default_factory=list)  # per image, over pairs with a mark
@@ -101,9 +102,12 @@ class Statistics:
         if case.void is not None:
             self.void += int(area[case.void].sum())
             area = np.where(case.void, 0, area)
-        table = case.table[area > 0]  # [U, M]
-        area = area[area > 0]
-        self._add_classes(table, area)
+        table, area = case.table[area > 0], area[area > 0]  # [U, M], [U]
+        for c in np.unique(table):
+            pixels, counts = area @ (table == c), self.by_class[c]
+            counts.pixels += int(pixels.sum())
+            counts.masks += int((pixels > 0).sum())
+            counts.images += 1
         empty = np.asarray(~np.isin(table, self.evaluated).any(0))
         agree, marked = _pairwise_iou(table, area, self.evaluated)
         self._add_readers(case.readers, table, empty, marked)
@@ -111,20 +115,10 @@ class Statistics:
         if np.isfinite(marked[upper]).any():
             self.marked_ious.append(float(np.nanmean(marked[upper])))
         self.weighted += case.weights is not None
-        differs = (table != table[:, :1]).any(1)
-        self.cases.append(
-            CaseSummary(
-                name=case.name,
-                patient=case.patient,
-                split=split,
-                size=case.size,
-                readers=case.readers,
-                empty=int(empty.sum()),
-                iou=_mean(agree[upper]),
-                differing=float(area[differs].sum() / max(area.sum(), 1)),
-                apart=_reader_apart(marked, empty, case.readers),
-            )
-        )
+        differing = float(area[(table != table[:, :1]).any(1)].sum() / max(area.sum(), 1))
+        iou, apart = _mean(agree[upper]), _reader_apart(marked, empty, case.readers)
+        about = case.name, case.patient, split, case.size, case.readers
+        self.cases.append(CaseSummary(*about, int(empty.sum()), iou, differing, apart))
 
     def _add_image(self, case: Case) -> None:
         image = case.image
@@ -135,27 +129,19 @@ class Statistics:
         if low == high:
             self.blank.append(len(self.cases))
         else:
-            self.by_digest.setdefault(digest(image), []).append(len(self.cases))
+            self.by_digest[case.image_digest].append(len(self.cases))
         step = max(1, image.size * max(self.expected, 1) // _SAMPLE)
         self._values.append(image.reshape(-1)[::step].copy())
 
-    def _add_classes(self, table: np.ndarray, area: np.ndarray) -> None:
-        for c in np.unique(table):
-            pixels = area @ (table == c)
-            self.by_class[c].pixels += int(pixels.sum())
-            self.by_class[c].masks += int((pixels > 0).sum())
-            self.by_class[c].images += 1
-
     def _add_readers(self, readers: Sequence[str], table: np.ndarray, empty: np.ndarray, marked: np.ndarray) -> None:
         for i, reader in enumerate(readers):
-            counts = self.by_reader.setdefault(reader, ReaderCount())
+            counts, others = self.by_reader[reader], np.delete(marked[i], i)
             counts.images += 1
             counts.empty += int(empty[i])
-            others = np.delete(marked[i], i)
             counts.ious += others[np.isfinite(others)].tolist()
-            for j in range(i + 1, len(readers)):
-                self.together[reader, readers[j]] += 1
-                self.identical[reader, readers[j]] += int((table[:, i] == table[:, j]).all())
+        for i, j in combinations(range(len(readers)), 2):
+            self.together[readers[i], readers[j]] += 1
+            self.identical[readers[i], readers[j]] += int((table[:, i] == table[:, j]).all())
 
     @property
     def patients(self) -> int:
@@ -210,13 +196,13 @@ class Statistics:
         total = max(sum(counts.pixels for counts in self.by_class), 1)
         return [counts.pixels / total for counts in self.by_class]
 
-    def percentiles(self, at: Sequence[float] = (0.5, 50, 99.5)) -> list[float]:
-        """Of pixel values, from a regular sample of every image."""
-        return np.percentile(np.concatenate(self._values), at).tolist() if self._values else []
+    def percentiles(self) -> list[float]:
+        """The 0.5th, 50th and 99.5th of pixel values, from a regular sample of every image."""
+        return np.percentile(np.concatenate(self._values), (0.5, 50, 99.5)).tolist()
 
     def as_dict(self) -> dict[str, object]:
         """All numbers, for JSON; those that do not exist are nan."""
-        classes = zip(self.classes, self.by_class, self.class_shares(), strict=True)
+        shares = self.class_shares()
         return {
             "images": len(self.cases),
             "patients": self.patients,
@@ -225,18 +211,13 @@ class Statistics:
             "image_types": [{"channels": c, "dtype": d, "images": n} for (c, d), n in self.types.most_common()],
             "values": {"low": self.low, "high": self.high, "percentiles_0.5_50_99.5": self.percentiles()},
             "classes": [
-                {"id": c, "name": name, **asdict(counts), "share": share, "evaluated": c in self.evaluated}
-                for c, (name, counts, share) in enumerate(classes)
+                {"id": c, "name": name, **asdict(counts), "share": shares[c], "evaluated": c in self.evaluated}
+                for c, (name, counts) in enumerate(zip(self.classes, self.by_class, strict=True))
             ],
             "void_pixels": self.void,
             "readers": [
-                {
-                    "name": name,
-                    "images": r.images,
-                    "empty_share": r.empty / r.images,
-                    "mean_iou_with_others": r.mean_iou,
-                }
-                for name, r in self.by_reader.items()
+                {"name": n, "images": r.images, "empty_share": r.empty / r.images, "mean_iou_with_others": r.mean_iou}
+                for n, r in self.by_reader.items()
             ],
             "readers_per_image": self.readers_per_image,
             "masks": self.masks,
@@ -268,8 +249,7 @@ def _pairwise_iou(table: np.ndarray, area: np.ndarray, classes: Sequence[int]) -
         size = np.diag(both)
         union = size[:, None] + size[None, :] - both
         ious.append(np.divide(both, union, out=np.full_like(both, np.nan), where=union > 0))
-    stacked = np.stack(ious)
-    there = np.isfinite(stacked)
+    stacked, there = np.stack(ious), np.isfinite(ious)
     marked = np.nansum(stacked, 0) / np.where(there.any(0), there.sum(0), np.nan)
     return np.where(there, stacked, 1).mean(0), marked
 
@@ -277,9 +257,7 @@ def _pairwise_iou(table: np.ndarray, area: np.ndarray, classes: Sequence[int]) -
 def _reader_apart(ious: np.ndarray, empty: np.ndarray, readers: Sequence[str]) -> str | None:
     """The one reader whose mask hardly overlaps the others', if there are others and they overlap each other."""
     marked = np.flatnonzero(~empty)
-    if len(marked) < 3:
-        return None
-    for m in marked:
+    for m in marked if len(marked) > 2 else ():
         others = marked[marked != m]
         rest = ious[np.ix_(others, others)][np.triu_indices(len(others), 1)]
         if ious[m, others].max() < 0.1 and rest.mean() > 0.5:

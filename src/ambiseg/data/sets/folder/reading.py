@@ -55,8 +55,7 @@ class Files:
             coloured=settings.colours is not None,
             axes=settings.axes,
             axis=2 if settings.axis is None else settings.axis,
-            like=like,
-            geometry=settings.geometry != "ignore",
+            like=None if settings.geometry == "ignore" else like,
         )
         source = open_source(path, options)
         if source.format in _STACKS:
