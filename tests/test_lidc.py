@@ -12,8 +12,8 @@ from ambiseg.cli import main
 from ambiseg.data.case import Case
 from ambiseg.data.sets.lidc import Options, detect, open_form, prepare
 from ambiseg.data.sets.lidc.crops import patients_by_series
-from ambiseg.data.sets.lidc.pickles import Pickle
 from ambiseg.data.sets.lidc.released import released_split
+from ambiseg.data.sets.lidc.single_file import Pickle
 from ambiseg.data.splits import Split, fingerprint
 from ambiseg.data.store import Store
 from ambiseg.methods.mose.config import MoSEConfig

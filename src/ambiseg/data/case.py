@@ -15,6 +15,7 @@ from ambiseg.data.intensity import Intensity
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with (cases done, cases in all) after each case."""
+_MANY = 256  # combinations of labels: more than these are reduced to those that occur before the next map is added
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +81,7 @@ class Case:
     @property
     def labels(self) -> np.ndarray:
         """``[M, H, W]`` class ids."""
-        return np.ascontiguousarray(np.moveaxis(self.table[self.regions], -1, 0))
+        return self.table.T.take(self.regions, axis=1)
 
     @property
     def valid(self) -> np.ndarray | None:
@@ -125,9 +126,16 @@ def partition(maps: Sequence[np.ndarray] | np.ndarray) -> tuple[np.ndarray, np.n
     """
     regions, table = np.zeros(maps[0].size, np.intp), np.zeros((1, 0), np.int64)
     for labels in maps:
-        values, ranks = ranked(labels.reshape(-1))
-        rows, regions = _ranked_below(len(table) * len(values), regions * len(values) + ranks)
+        if labels.dtype.kind in "biu" and labels.min() >= 0 and (most := int(labels.max())) < 16:  # most data: fast
+            values, ranks = np.arange(most + 1), labels.reshape(-1).astype(np.intp, copy=False)
+        else:
+            values, ranks = ranked(labels.reshape(-1))
+        rows, regions = np.arange(len(table) * len(values)), regions * len(values) + ranks
+        if len(rows) > _MANY:
+            rows, regions = _ranked_below(len(rows), regions)
         table = np.concatenate([table[rows // len(values)], values[rows % len(values)][:, None].astype(np.int64)], 1)
+    rows, regions = _ranked_below(len(table), regions)
+    table = table[rows]
     regions = regions.reshape(maps[0].shape).astype(smallest_unsigned(len(table)))
     return regions, table.astype(smallest_unsigned(table.max() + 1))
 

@@ -1,9 +1,9 @@
-"""Files of data sets: listings without partial downloads, missing partners, states for caches, ``.npy`` arrays."""
+"""Files of data sets: listings without partial downloads, pairs, states for caches, ``.npy`` arrays."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -25,17 +25,25 @@ def finished_files(paths: Iterable[Path]) -> list[Path]:
     return sorted(kept, key=lambda p: [(int(t), "") if t.isdigit() else (-1, t) for t in re.split(r"(\d+)", str(p))])
 
 
-def check_partners(
-    files: Mapping[str, Path], partners: Mapping[str, Path], wanted: Callable[[str, Path], Path], hint: str = ""
-) -> None:
-    """An error where a file has no partner of the same key; ``wanted(key, file)`` is the path of the partner."""
-    if alone := [key for key in files if key not in partners]:
-        file = files[alone[0]]
-        more = f" ({len(alone) - 1:,} more are missing)" if len(alone) > 1 else ""
-        belongs = f"{file.parent.name}/{file.name}"
-        raise DataError(
-            f"{wanted(alone[0], file)}: expected the file that belongs to {belongs}, found none{more}{hint}"
-        )
+def paired_files(
+    folders: tuple[Path, Path], endings: tuple[str, str], under: str = "", hint: str = "", skip: bool = False
+) -> dict[str, tuple[Path, Path]]:
+    """Files of two folders that have the same name but for its ending: ``{name: (file, partner)}``.
+
+    ``under`` is a glob of the folders between, such as ``*/``. A file without a partner is an error, or skipped.
+    """
+    found = [
+        {path.name.removesuffix(ending): path for path in finished_files(folder.glob(f"{under}*{ending}"))}
+        for folder, ending in zip(folders, endings, strict=True)
+    ]
+    for here, there in () if skip else ((0, 1), (1, 0)):
+        if alone := [name for name in found[here] if name not in found[there]]:
+            file = found[here][alone[0]]
+            wanted = folders[there] / file.relative_to(folders[here]).with_name(alone[0] + endings[there])
+            more = f" ({len(alone) - 1:,} more are missing)" if len(alone) > 1 else ""
+            belongs = f"{file.parent.name}/{file.name}"
+            raise DataError(f"{wanted}: expected the file that belongs to {belongs}, found none{more}{hint}")
+    return {name: (path, found[1][name]) for name, path in found[0].items() if name in found[1]}
 
 
 def file_state(path: Path) -> str:
@@ -51,8 +59,8 @@ def read_npy(path: Path) -> np.ndarray:
             array = np.lib.format.read_array(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         found = " ".join(str(error).split()) or "its end"
-        raise DataError(f"{path}: expected a whole .npy file of numbers, found: {found}") from None
-    if array.dtype.kind not in "biuf" or not array.size:
+    else:
+        if array.dtype.kind in "biuf" and array.size:
+            return array
         found = f"{array.dtype} of shape {list(array.shape)}"
-        raise DataError(f"{path}: expected a whole .npy file of numbers, found: {found}")
-    return array
+    raise DataError(f"{path}: expected a whole .npy file of numbers, found: {found}")

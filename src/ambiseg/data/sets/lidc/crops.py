@@ -204,5 +204,4 @@ def patient_in(text: str) -> str | None:
     >>> patient_in("train/images/LIDC-IDRI-0012/z-105.0_c0.png")
     'LIDC-IDRI-0012'
     """
-    found = re.search(r"LIDC-IDRI-\d{4}", text)
-    return found.group() if found else None
+    return next(iter(re.findall(r"LIDC-IDRI-\d{4}", text)), None)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,25 +25,16 @@ _TAGS = [
 ]
 
 
-@dataclass(frozen=True)
-class _Slice:
+class _Slice(NamedTuple):
     path: Path
     sop: str
     z: float | None
     size: tuple[int, int]
-
-
-@dataclass
-class _Series:
-    """The slices of one series that are in the source."""
-
     patient: str
     spacing: float | None
-    slices: list[_Slice] = field(default_factory=list)
 
 
-@dataclass(frozen=True, eq=False)
-class _Window:
+class _Window(NamedTuple):
     """Where a case is: a slice, the crop's upper left corner (x, y) in it, and the outlines of each annotation."""
 
     slice: _Slice
@@ -69,25 +59,24 @@ class Dicom(Crops):
     def index(self, progress: Progress | None) -> list[Crop]:
         scans = _scans(self.source, self.options.outlines)
         here = _series(self.source, scans, progress)
-        scans_of = Counter(series.patient for series in here.values())
+        scans_of = Counter(slices[0].patient for slices in here.values())
         crops: list[Crop] = []
         lost: list[str] = []
         too_many = empty = 0
-        for uid, series in sorted(here.items(), key=lambda item: (item[1].patient, item[0])):
+        for patient, uid, slices in sorted((slices[0].patient, uid, slices) for uid, slices in here.items()):
             scan = scans[uid]
-            spacing = scan.spacing or series.spacing
+            spacing = scan.spacing or slices[0].spacing
             if spacing is None:
-                raise DataError(f"{series.slices[0].path}: expected PixelSpacing to tell nodules apart, found none")
-            several = scans_of[series.patient] > 1
-            prefix = f"{series.patient}-{uid.rpartition('.')[2][-6:]}" if several else series.patient
+                raise DataError(f"{slices[0].path}: expected PixelSpacing to tell nodules apart, found none")
+            prefix = f"{patient}-{uid.rpartition('.')[2][-6:]}" if scans_of[patient] > 1 else patient
             for number, cluster in enumerate(group(scan.drawings, spacing), 1):
                 if len(cluster) > READERS:
                     too_many += 1
                     continue
                 for z in sorted({z for drawing in cluster for z in drawing.slices}):
-                    found = _find(series, scan, z)
+                    found = _find(slices, scan, z)
                     if found is None:
-                        lost.append(f"series {uid} ({series.patient}), z {z:g}")
+                        lost.append(f"series {uid} ({patient}), z {z:g}")
                         continue
                     window = _window(found, cluster, z)
                     if not any(map(_encloses, window.drawn)):
@@ -103,18 +92,17 @@ class Dicom(Crops):
                         "annotations": [drawing.id for drawing in cluster],
                     }
                     name = f"{prefix}-n{number:02d}-z{z:+09.3f}"
-                    crops.append(Crop(name, window, series=uid, patient=series.patient, origin=origin))
-        notes = []
+                    crops.append(Crop(name, window, series=uid, patient=patient, origin=origin))
+        self.notes = []
         if lost:
-            notes.append(f"{count(len(lost), 'slice')} with outlines missing, the first {lost[0]}: half-downloaded?")
+            self.notes += [f"{count(len(lost), 'slice')} with outlines missing, the first {lost[0]}: half-downloaded?"]
             if self.options.strict or not crops:
-                raise DataError(f"{self.source}: {notes[0]}")
+                raise DataError(f"{self.source}: {self.notes[0]}")
         if too_many:
-            clusters = count(too_many, "cluster")
-            notes.append(f"{clusters} of more than {READERS} annotations cannot be one nodule: left out")
+            found = f"{count(too_many, 'cluster')} of more than {READERS} annotations"
+            self.notes += [f"{found} cannot be one nodule: left out"]
         if empty:
-            notes.append(f"{count(empty, 'slice')} with outlines that have no pixel inside: left out")
-        self.notes = notes
+            self.notes += [f"{count(empty, 'slice')} with outlines that have no pixel inside: left out"]
         return crops
 
     def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
@@ -172,13 +160,13 @@ def _scans(source: Path, given: Path | None) -> dict[str, Scan]:
     return found
 
 
-def _series(source: Path, scans: dict[str, Scan], progress: Progress | None) -> dict[str, _Series]:
+def _series(source: Path, scans: dict[str, Scan], progress: Progress | None) -> dict[str, list[_Slice]]:
     """The slices of every series with outlines, from their headers."""
     from pydicom import dcmread
     from pydicom.errors import InvalidDicomError
 
     files = [path for path in finished_files(source.rglob("*")) if has_dicom_name(path)]
-    here: dict[str, _Series] = {}
+    here: dict[str, list[_Slice]] = defaultdict(list)
     seen = 0
     for done, path in enumerate(files, 1):
         try:
@@ -193,13 +181,8 @@ def _series(source: Path, scans: dict[str, Scan], progress: Progress | None) -> 
         if progress is not None:
             progress(done, len(files))
         uid = str(header.get("SeriesInstanceUID", ""))
-        if uid not in scans or str(header.get("Modality", "CT")) != "CT":
-            continue
-        if uid not in here:
-            patient = str(header.get("PatientID", "") or scans[uid].patient or uid)
-            spacing = header.get("PixelSpacing")
-            here[uid] = _Series(patient, float(spacing[0]) if spacing else None)
-        here[uid].slices.append(_slice(path, header))
+        if uid in scans and str(header.get("Modality", "CT")) == "CT":
+            here[uid].append(_slice(path, header, scans[uid].patient or uid))
     if not here:
         found = f"{count(seen, 'DICOM file')} and outlines of {len(scans)} other series"
         raise DataError(f"{source}: expected DICOM files of series with outlines, found {found}")
@@ -212,7 +195,7 @@ def has_dicom_name(path: Path) -> bool:
     return suffix in (".dcm", ".dicom", ".ima", "") or suffix[1:].isdigit()
 
 
-def _slice(path: Path, header: Any) -> _Slice:
+def _slice(path: Path, header: Any, patient: str) -> _Slice:
     size = int(header.get("Rows") or 0), int(header.get("Columns") or 0)
     if min(size) < SIDE:
         raise DataError(f"{path}: expected a slice of at least {SIDE}×{SIDE} pixels, found {size[0]}×{size[1]}")
@@ -221,23 +204,28 @@ def _slice(path: Path, header: Any) -> _Slice:
     if (syntax is None or not syntax.is_compressed) and path.stat().st_size < needed:
         raise DataError(f"{path}: expected {needed:,} bytes of pixels, found {path.stat().st_size:,} in all: cut short")
     position = header.get("ImagePositionPatient")
-    z = position[2] if position else header.get("SliceLocation")
-    return _Slice(path, str(header.get("SOPInstanceUID", "")), None if z is None else float(z), size)
+    z, spacing = position[2] if position else header.get("SliceLocation"), header.get("PixelSpacing")
+    return _Slice(
+        path,
+        sop=str(header.get("SOPInstanceUID", "")),
+        z=None if z is None else float(z),
+        size=size,
+        patient=str(header.get("PatientID", "") or patient),
+        spacing=float(spacing[0]) if spacing else None,
+    )
 
 
-def _find(series: _Series, scan: Scan, z: float) -> _Slice | None:
+def _find(slices: Sequence[_Slice], scan: Scan, z: float) -> _Slice | None:
     """The slice that the outlines at ``z`` were drawn on: by its UID where they name it, else by its position."""
     if sop := scan.sops.get(z):
-        for slice in series.slices:
+        for slice in slices:
             if slice.sop == sop:
                 return slice
     levels = np.unique([z for drawing in scan.drawings for z in drawing.slices])
     gaps = np.diff(levels)
     tolerance = min(0.25 * float(gaps[gaps > 0.01].min(initial=2.0)), 0.5)  # both round, and no two slices are so close
-    near = [(abs(slice.z - z), str(slice.path), slice) for slice in series.slices if slice.z is not None]
-    if not near or (best := min(near))[0] > tolerance:
-        return None
-    return best[2]
+    near = [(abs(slice.z - z), str(slice.path), slice) for slice in slices if slice.z is not None]
+    return min((found for found in near if found[0] <= tolerance), default=(0, "", None))[2]
 
 
 def _window(slice: _Slice, cluster: Sequence[Drawing], z: float) -> _Window:

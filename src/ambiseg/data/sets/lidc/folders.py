@@ -10,7 +10,7 @@ import numpy as np
 from ambiseg._util.errors import DataError
 from ambiseg._util.text import shape_text
 from ambiseg.data.case import Progress
-from ambiseg.data.sets.files import check_partners, finished_files, read_npy
+from ambiseg.data.sets.files import finished_files, paired_files, read_npy
 from ambiseg.data.sets.lidc.crops import BYTES, PARTS, READERS, Crop, Crops, patient_in, shift_of, unit_image
 
 
@@ -48,7 +48,10 @@ class Npy(_Files):
     def index(self, progress: Progress | None) -> list[Crop]:
         crops = []
         for part, folder in part_folders(self.source).items():
-            for image, labels in _pairs(folder / "images", folder / "labels"):
+            if not (folder / "labels").is_dir():
+                raise DataError(f"{folder / 'labels'}: expected a folder of labels beside images, found none")
+            folders = folder / "images", folder / "labels"
+            for image, labels in paired_files(folders, ("", ""), hint=": half-downloaded?").values():
                 name = f"{part}-{image.stem}" if part else image.stem
                 origin = {"file": image.relative_to(self.source).as_posix()}
                 crops.append(Crop(name, (image, labels), part=part or None, origin=origin))
@@ -63,16 +66,6 @@ class Npy(_Files):
         if masks.ndim == 3 and masks.shape == (*image.shape, READERS):
             masks = np.moveaxis(masks, -1, 0)
         return unit_image(image, str(path), self._shift), masks
-
-
-def _pairs(images: Path, labels: Path) -> list[tuple[Path, Path]]:
-    """Files of the same name in both folders; one without a partner is an error that names what is missing."""
-    if not labels.is_dir():
-        raise DataError(f"{labels}: expected a folder of labels beside {images.name}, found none")
-    here, there = ({path.name: path for path in finished_files(folder.iterdir())} for folder in (images, labels))
-    check_partners(here, there, lambda _, path: labels / path.name, ": half-downloaded?")
-    check_partners(there, here, lambda _, path: images / path.name, ": half-downloaded?")
-    return [(path, there[name]) for name, path in here.items()]
 
 
 class Png(_Files):

@@ -16,6 +16,7 @@ import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -255,19 +256,13 @@ def _made(name: str, arguments: tuple[Any, ...]) -> Any:
     raise _RefusedCallError(name)
 
 
-def _utf8(content: bytes) -> str:
-    return content.decode("utf-8", "surrogatepass")
-
-
-def _escaped(line: bytes) -> str:
-    return line.decode("raw-unicode-escape")
-
-
 def _quoted(line: bytes) -> str:
     """A byte string as Python 2 shows it."""
     return text_of(ast.literal_eval("b" + text_of(line).lstrip("b")))
 
 
+_utf8 = partial(str, encoding="utf-8", errors="surrogatepass")
+_escaped = partial(str, encoding="raw-unicode-escape")
 _KEPT = (
     "PROTO STOP MARK POP POP_MARK DUP NONE NEWTRUE NEWFALSE EMPTY_LIST LIST APPEND APPENDS SETITEM SETITEMS "
     "EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 INT LONG FLOAT BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT "

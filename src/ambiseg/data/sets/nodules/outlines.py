@@ -183,29 +183,17 @@ def load(path: Path = PACKED) -> tuple[Nodule, ...]:
 def _unpack(arrays: Mapping[str, np.ndarray]) -> list[Nodule]:
     codes, starts = arrays["steps"].astype(np.int32), arrays["outline_start"].astype(np.int32)
     moves = np.stack([codes // 16 - 8, codes % 16 - 8], 1)
-    outlines = [
-        Outline(np.concatenate([start[None], start + np.cumsum(steps, 0)]), included)
-        for start, steps, included in zip(
-            starts, _parts(moves, arrays["outline_steps"]), arrays["outline_included"].tolist(), strict=True
-        )
-    ]
-    marks = [
-        Mark(id, ratings, tuple(drawn))
-        for id, ratings, drawn in zip(
-            arrays["mark_id"].tolist(), arrays["mark_ratings"], _parts(outlines, arrays["mark_outlines"]), strict=True
-        )
-    ]
+    drawn = zip(starts, _parts(moves, arrays["outline_steps"]), arrays["outline_included"].tolist(), strict=True)
+    outlines = [Outline(np.concatenate([at[None], at + np.cumsum(steps, 0)]), kept) for at, steps, kept in drawn]
+    of_mark = map(tuple, _parts(outlines, arrays["mark_outlines"]))
+    marks = [Mark(*mark) for mark in zip(arrays["mark_id"].tolist(), arrays["mark_ratings"], of_mark, strict=True)]
     names, series, spacing, thickness = (
         arrays[f"scan_{key}"].tolist() for key in ("patient", "series", "spacing", "thickness")
     )
+    scans, levels = arrays["nodule_scan"].tolist(), arrays["nodule_z"].tolist()
     return [
         Nodule(names[scan].decode(), series[scan].decode(), z, spacing[scan], thickness[scan], tuple(chosen))
-        for scan, z, chosen in zip(
-            arrays["nodule_scan"].tolist(),
-            arrays["nodule_z"].tolist(),
-            _parts(marks, arrays["nodule_marks"]),
-            strict=True,
-        )
+        for scan, z, chosen in zip(scans, levels, _parts(marks, arrays["nodule_marks"]), strict=True)
     ]
 
 

@@ -13,12 +13,12 @@ import numpy as np
 from ambiseg._util.errors import DataError
 from ambiseg.data.case import Cases, digest
 from ambiseg.data.sets.arrays import load_npz
-from ambiseg.data.sets.files import check_partners, file_state
+from ambiseg.data.sets.files import file_state, paired_files
 from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.street.flips import Flips, FlipTable
 from ambiseg.data.sets.street.labelled import ClassIds, LabelledImage, LabelledImages
 
-CLASSES = (*("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist"),)
+CLASSES = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
 VOID = len(CLASSES)
 FLIPS: FlipTable = {
     "pavement": ("pavement2", "8/17"),
@@ -104,13 +104,10 @@ class _Film(LabelledImages):
 
 def _list(root: Path, part: str) -> list[LabelledImage]:
     """The frames of one part, by name."""
-    folders = root / part, root / f"{part}annot"
-    pictures, labels = ({path.stem: path for path in sorted(folder.glob("*.png"))} for folder in folders)
-    check_partners(pictures, labels, lambda _, path: folders[1] / path.name)
-    check_partners(labels, pictures, lambda _, path: folders[0] / path.name)
-    if not pictures:
-        raise DataError(f"{folders[0]}: expected PNG pictures, found none")
-    return [_frame(name, part, pictures[name], labels[name]) for name in sorted(pictures)]
+    pairs = paired_files((root / part, root / f"{part}annot"), (".png", ".png"))
+    if not pairs:
+        raise DataError(f"{root / part}: expected PNG pictures, found none")
+    return [_frame(name, part, *pair) for name, pair in sorted(pairs.items())]
 
 
 def _frame(name: str, part: str, image: Path, labels: Path) -> LabelledImage:

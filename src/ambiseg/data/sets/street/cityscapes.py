@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from ambiseg._util.errors import DataError
-from ambiseg.data.sets.files import check_partners
+from ambiseg.data.sets.files import paired_files
 from ambiseg.data.sets.street.flips import Flips, FlipTable
 from ambiseg.data.sets.street.labelled import ClassIds, LabelledImage, LabelledImages
 
@@ -29,7 +29,7 @@ FLIPS: FlipTable = {
 }
 VALIDATION = ("ulm", "darmstadt", "monchengladbach")
 """Cities of the official training set that validation is made on; the official validation set is the test set."""
-_IMAGE, _LABELS = "_leftImg8bit.png", "_gtFine_labelIds.png"
+_ENDINGS = "_leftImg8bit.png", "_gtFine_labelIds.png"
 
 _IDS = {
     "train": ClassIds({**{i: i for i in range(len(CLASSES))}, 255: None}),
@@ -71,7 +71,9 @@ class Cityscapes(Flips):
             raise DataError(f"cityscapes: expected {expected}, found {extra_ids!r} and {missing!r}")
         if len(size) != 2 or min(size) < 1:
             raise DataError(f"cityscapes: expected size as height and width, found {size!r}")
-        frames = _list(Path(root), missing == "skip")
+        frames = list(_list(Path(root), missing == "skip"))
+        if not frames:
+            raise DataError(f"{root}: expected frames in leftImg8bit/train or leftImg8bit/val, found none with labels")
         if extra is not None:
             frames = _with_extra(frames, Path(extra), missing == "skip")
         if not frames:
@@ -83,33 +85,16 @@ class Cityscapes(Flips):
         super().__init__(cases, FLIPS if flips is None else flips)
 
 
-def _list(root: Path, skip: bool) -> list[LabelledImage]:
+def _list(root: Path, skip: bool) -> Iterator[LabelledImage]:
     """Every frame of the official training and validation sets, by name."""
     for folder in ("leftImg8bit", "gtFine"):
         if not (root / folder).is_dir():
             raise DataError(f"{root}: expected the folders leftImg8bit and gtFine, found no {folder}")
-    frames = [frame for part in ("train", "val") for frame in _list_part(root, part, skip)]
-    if not frames:
-        raise DataError(f"{root}: expected frames in leftImg8bit/train or leftImg8bit/val, found none with labels")
-    return frames
-
-
-def _list_part(root: Path, part: str, skip: bool) -> Iterator[LabelledImage]:
-    left, fine = root / "leftImg8bit" / part, root / "gtFine" / part
-    pictures, labels = _files(left, _IMAGE), _files(fine, _LABELS)
-    if not skip:
-        hint = " (missing=skip leaves such frames out)"
-        check_partners(pictures, labels, lambda name, path: fine / path.parent.name / f"{name}{_LABELS}", hint)
-        check_partners(labels, pictures, lambda name, path: left / path.parent.name / f"{name}{_IMAGE}", hint)
-    for name in sorted(pictures.keys() & labels.keys()):
-        city = pictures[name].parent.name
-        given = "test" if part == "val" else "val" if city in VALIDATION else "train"
-        yield LabelledImage(name, name.rsplit("_", 1)[0], given, pictures[name], labels[name])
-
-
-def _files(folder: Path, ending: str) -> dict[str, Path]:
-    """``{frame: file}`` of all cities."""
-    return {path.name.removesuffix(ending): path for path in sorted(folder.glob(f"*/*{ending}"))}
+    for part in ("train", "val"):
+        folders, hint = (root / "leftImg8bit" / part, root / "gtFine" / part), " (missing=skip leaves such frames out)"
+        for name, (picture, labels) in sorted(paired_files(folders, _ENDINGS, "*/", hint, skip).items()):
+            given = "test" if part == "val" else "val" if picture.parent.name in VALIDATION else "train"
+            yield LabelledImage(name, name.rsplit("_", 1)[0], given, picture, labels)
 
 
 def _with_extra(frames: Sequence[LabelledImage], folder: Path, skip: bool) -> list[LabelledImage]:

@@ -134,12 +134,8 @@ def flip_modes(labels: np.ndarray, counts: np.ndarray, flips: Sequence[Flip]) ->
     _, first, which = np.unique(table, axis=1, return_index=True, return_inverse=True)
     order = np.sort(first)  # of equal modes the one with the fewest flips is kept
     which = np.searchsorted(order, first[which.reshape(-1)])
-    names = (
-        "".join(str(int(bit)) if found else "-" for bit, found in zip(happens[i], here, strict=True)) for i in order
-    )
-    return ModeTable(
-        np.ascontiguousarray(table[:, order]), np.bincount(which, mode_weights(flips)), tuple(names), which
-    )
+    names = tuple("".join(row) for row in np.where(here, happens[order].astype(int).astype(str), "-"))
+    return ModeTable(np.ascontiguousarray(table[:, order]), np.bincount(which, mode_weights(flips)), names, which)
 
 
 def happening(flips: int) -> np.ndarray:
@@ -162,7 +158,7 @@ def _read(table: FlipTable, classes: Sequence[str]) -> tuple[tuple[str, ...], tu
     """The classes with those that are new, and the flips by id."""
     names, flips = list(classes), []
     if not isinstance(table, Mapping) or not 1 <= len(table) <= _MOST:
-        found = f"{len(table)}" if isinstance(table, Mapping) else repr(table)
+        found = len(table) if isinstance(table, Mapping) else repr(table)
         raise DataError(f"flips: expected {{class: [new class, probability]}} for 1 to {_MOST} classes, found {found}")
     for key, value in table.items():
         if not isinstance(value, list | tuple) or len(value) != 2:

@@ -1,0 +1,207 @@
+"""LIDC in one file: the v1 pickle, HDF5 files that were made from it, and ``.npz`` archives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from ambiseg._util.errors import DataError
+from ambiseg._util.text import some
+from ambiseg.data.case import Progress
+from ambiseg.data.sets.arrays import Arrays, load_npz
+from ambiseg.data.sets.lidc.crops import BYTES, LUNG, PARTS, READERS, UNIT, Crop, Crops, shift_of, unit_image
+from ambiseg.data.sets.lidc.safe_pickle import StoredArray, index, text_of
+
+_KEYS = ("image", "masks", "series_uid")
+_BLOCK = 32  # images that are read at once: files of compressed blocks are slow to read one by one
+_IDS = ("series_uid", "series_uids", "uids", "uid", "patient", "patients")
+_KEPT = ("z", "pixel_spacing", "corner_xy", "nodule", "n_raters", "thickness")
+
+
+class Pickle(Crops):
+    """A dictionary: name -> ``{"image": [H, W] in [0, 1], "masks": four [H, W] of 0 and 1, "series_uid": text}``.
+
+    No code in the file runs, and only one case at a time is in memory: see
+    :mod:`ambiseg.data.sets.lidc.safe_pickle`.
+    """
+
+    form = "v1 pickle"
+    suffixes = (".pickle", ".pkl")
+    _file: BinaryIO | None = None
+
+    def index(self, progress: Progress | None) -> list[Crop]:
+        found = index(self.source)
+        if not isinstance(found, dict):
+            raise DataError(f"{self.source}: expected a dictionary of cases, found a {type(found).__name__}")
+        return [_crop(text_of(key), value, f"{self.source}: case {text_of(key)!r}") for key, value in found.items()]
+
+    def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        where = self.where(index)
+        if self._file is None:
+            self._file = open(self.source, "rb")  # noqa: SIM115  open for as long as cases are read; see __getstate__
+        try:
+            image, *masks = (array.read(self._file) for array in self.crops[index].place)
+        except (ValueError, EOFError) as error:
+            raise DataError(f"{where}: expected its pixels, found {error or 'the end of the file'}") from None
+        if len(shapes := {mask.shape for mask in masks}) > 1:
+            raise DataError(f"{where}: expected masks of one size, found {some(sorted(shapes), joint=' and ')}")
+        return unit_image(image, where), np.stack(masks) if len(masks) > 1 else masks[0]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_file": None}
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _crop(name: str, value: Any, where: str) -> Crop:
+    """One item of the dictionary; a key of Python 2 may be bytes."""
+    if not isinstance(value, dict):
+        raise DataError(f"{where}: expected a dictionary with {', '.join(_KEYS)}, found a {type(value).__name__}")
+    items = {text_of(key): item for key, item in value.items()}
+    if missing := [key for key in _KEYS if key not in items]:
+        raise DataError(f"{where}: expected {', '.join(_KEYS)}, found no {missing[0]}")
+    image, masks, series = (items[key] for key in _KEYS)
+    masks = list(masks) if isinstance(masks, list | tuple) else [masks]
+    if not isinstance(series, str | bytes):
+        raise DataError(f"{where}: expected a text as series_uid, found a {type(series).__name__}")
+    for array in (image, *masks):
+        if not isinstance(array, StoredArray):
+            raise DataError(f"{where}: expected arrays as image and masks, found a {type(array).__name__}")
+    count = masks[0].shape[0] if len(masks) == 1 and len(masks[0].shape) == 3 else len(masks)
+    if count != READERS:
+        raise DataError(f"{where}: expected {READERS} masks, found {count}")
+    return Crop(name, (image, *masks), series=text_of(series), origin={"key": name})
+
+
+class Hdf5(Crops):
+    """PHiSeg's ``data_lidc.hdf5`` and its descendants.
+
+    Images are ``[N, H, W]`` (or ``[N, 1, H, W]``), in [0, 1] or shifted by -0.5; the shift is undone. Labels are
+    ``[N, H, W, 4]`` or ``[N, 4, H, W]``. ``uids`` are numbers, a hash of each series that cannot be turned back; they
+    still tell which cases belong together.
+    """
+
+    form = "v1 HDF5"
+    suffixes = (".hdf5", ".h5")
+    _file: Any = None
+    _block: tuple[tuple[str, int], np.ndarray, np.ndarray] | None = None
+
+    def index(self, progress: Progress | None) -> list[Crop]:
+        crops: list[Crop] = []
+        shifts = []
+        with self._open() as file:
+            groups = [part for part in PARTS if part in file] or ([""] if "images" in file else [])
+            if not groups:
+                found = some(sorted(file)) or "nothing"
+                raise DataError(
+                    f"{self.source}: expected groups {', '.join(PARTS)} with images and labels, found {found}"
+                )
+            for part in groups:
+                group = file[part or "/"]
+                count = self._checked_count(group)
+                ids, hashed = self._ids(group, count)
+                width = len(str(max(count - 1, 1)))
+                for i in range(count):
+                    name = f"{part}-{i:0{width}d}".lstrip("-")
+                    series, patient = (None, f"series-{ids[i]}") if hashed else (ids[i], None)
+                    crops.append(Crop(name, (part, i), series, patient, part or None, {"group": part, "number": i}))
+                shifts.append(shift_of(count, lambda i, images=group["images"]: self._rows(images, i, 1)))
+        self._shift = max(shifts)
+        return crops
+
+    def _open(self) -> Any:
+        import h5py
+
+        try:
+            return h5py.File(self.source, "r")
+        except OSError as error:
+            raise DataError(f"{self.source}: expected a whole HDF5 file, found: {error}") from None
+
+    def _checked_count(self, group: Any) -> int:
+        where = f"{self.source}: group {group.name.strip('/') or '/'!r}"
+        if missing := [key for key in ("images", "labels") if not hasattr(group, "keys") or key not in group]:
+            raise DataError(f"{where}: expected images and labels, found no {missing[0]}")
+        images, labels = group["images"].shape, group["labels"].shape
+        flat = images
+        if len(images) == 4 and 1 in (images[1], images[3]):
+            flat = (images[0], *images[2:]) if images[1] == 1 else images[:3]
+        if len(flat) != 3 or labels not in ((*flat, READERS), (flat[0], READERS, *flat[1:])):
+            expected = f"images [N, H, W] and labels [N, H, W, {READERS}] or [N, {READERS}, H, W]"
+            raise DataError(f"{where}: expected {expected}, found {list(images)} and {list(labels)}")
+        return flat[0]
+
+    def _ids(self, group: Any, count: int) -> tuple[Sequence[str | None], bool]:
+        """The id of each case's series, and whether it is a number that the series was hashed to."""
+        name = next((name for name in _IDS if name in group), None)
+        if name is None:
+            return [None] * count, False
+        values = group[name][()]
+        if values.shape != (count,):
+            where = f"{self.source}: {group[name].name}"
+            raise DataError(f"{where}: expected one for each of {count} images, found {list(values.shape)}")
+        texts = [value.decode() if isinstance(value, bytes) else str(value) for value in values.tolist()]
+        return texts, values.dtype.kind in "iu"
+
+    def _rows(self, dataset: Any, start: int, count: int) -> np.ndarray:
+        try:
+            return np.asarray(dataset[start : start + count])
+        except OSError as error:
+            raise DataError(f"{self.source}: {dataset.name} cannot be read at {start}: {error}") from None
+
+    def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        part, i = self.crops[index].place
+        key = part, i // _BLOCK
+        if self._block is None or self._block[0] != key:
+            self._file = self._file or self._open()  # h5py: a closed file is false
+            group = self._file[part or "/"]
+            images, labels = (self._rows(group[name], key[1] * _BLOCK, _BLOCK) for name in ("images", "labels"))
+            images = images.reshape(len(images), *(n for n in images.shape[1:] if n != 1))
+            if labels.shape == (*images.shape, READERS):
+                labels = np.moveaxis(labels, -1, 1)
+            self._block = key, images, labels
+        _, images, labels = self._block
+        return unit_image(images[i % _BLOCK], self.where(index), self._shift), labels[i % _BLOCK]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_file": None, "_block": None}
+
+
+class Archive(Crops):
+    """``image [N, H, W]`` and ``masks [N, 4, H, W]``, and per case ``patient``, ``split``, ``series_uid`` …
+
+    Whole numbers below 0 are Hounsfield units, bytes are grey values, fractions are in [0, 1].
+    """
+
+    form = "npz"
+    suffixes = (".npz",)
+
+    def index(self, progress: Progress | None) -> list[Crop]:
+        self._arrays = arrays = Arrays(self.source)
+        first = arrays[0]
+        if arrays.channels != 1 or len(first.readers) != READERS:
+            found = f"{arrays.channels} channels and {len(first.readers)} masks"
+            raise DataError(f"{self.source}: expected grey images with {READERS} masks, found {found}")
+        kind = first.image.dtype
+        self.intensity = BYTES if kind == np.uint8 else UNIT if kind.kind == "f" else LUNG
+        found = load_npz(self.source, (), ("series_uid", *_KEPT))
+        extra = {key: values for key, values in found.items() if len(values) == len(arrays)}
+        return [
+            Crop(
+                name,
+                place=i,
+                series=str(extra["series_uid"][i]) if "series_uid" in extra else None,
+                patient=arrays.patients[i] if arrays.patients is not arrays.names else None,
+                part=None if arrays.declared is None else arrays.declared[i],
+                origin={key: extra[key][i].tolist() for key in _KEPT if key in extra},
+            )
+            for i, name in enumerate(arrays.names)
+        ]
+
+    def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        case = self._arrays[index]
+        image = case.image[0]
+        return unit_image(image, self.where(index)) if image.dtype.kind == "f" else image, case.labels
