@@ -64,6 +64,8 @@ print(ambiseg.ged(masks, readers).shape, ambiseg.matched_iou(masks, readers).sha
     [
         ("import ambiseg; ambiseg.train(ambiseg.Config(), 'run')", "train"),
         ("import ambiseg; ambiseg.streaming", "train"),
+        ("import ambiseg; ambiseg.evaluate('demo')", "train"),
+        ("import ambiseg; ambiseg.report('demo')", "train"),
         ("from ambiseg.cli import main; sys.exit(main(['train', 'demo', '--out', 'run']))", "train"),
     ],
 )

@@ -15,7 +15,7 @@ from ambiseg.cli.evaluate import show
 from ambiseg.config import parse
 from ambiseg.data.case import Case, Flip
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.loader import BatchSpec, Loader, Window
+from ambiseg.data.loader import Batch, BatchSpec, Loader, Window
 from ambiseg.data.sets.street.flips import Flips, FlipTable
 from ambiseg.evaluation import Evaluation, evaluate
 from ambiseg.evaluation.modes import score_modes
@@ -23,6 +23,7 @@ from ambiseg.evaluation.summary import summarise_modes
 from ambiseg.masks import MaskDistribution
 from ambiseg.methods.drawing import Drawing
 from ambiseg.overlap import pairwise_iou
+from ambiseg.regions import Regions
 from ambiseg.reporting import report
 from ambiseg.training import train
 from ambiseg.viz.colours import class_colours
@@ -33,6 +34,11 @@ from tests.test_distributed import run as run_python
 from tests.test_flips import one_map
 
 TABLE: FlipTable = {"class 1": ("one", "1/4"), "class 2": ("two", 0.5), "class 3": ("three", "2/5")}
+
+
+def regions_in(batch: Batch) -> Regions:
+    assert batch.annotations.regions is not None
+    return batch.annotations.regions
 
 
 def batch_of(cases):
@@ -93,7 +99,7 @@ def test_scores_are_those_of_the_maps_written_out(seed):
         labels[b, :3] = cases[b].labels[rng.integers(len(cases[b].readers), size=3)]
     weights = rng.dirichlet(np.ones(6), 3)
     masks = MaskDistribution(torch.from_numpy(labels), torch.from_numpy(weights))
-    found = score_modes(Drawing(masks, 3), batch.annotations.regions, cases.flips, cases.evaluated, "mose")
+    found = score_modes(Drawing(masks, 3), regions_in(batch), cases.flips, cases.evaluated, "mose")
     for b, one in enumerate(found):
         case = cases[b]
         assert case.valid is not None
@@ -115,7 +121,7 @@ def test_a_perfect_model_is_found_perfect():
     assert len({len(case.readers) for case in cases}) > 1
     batch = batch_of(cases)
     masks = MaskDistribution(batch.annotations.labels, batch.annotations.weights)
-    found = score_modes(Drawing(masks, 1), batch.annotations.regions, cases.flips, cases.evaluated, "mose")
+    found = score_modes(Drawing(masks, 1), regions_in(batch), cases.flips, cases.evaluated, "mose")
     scored = [{"standard-8": one} for one in found if one is not None]
     made = summarise_modes(scored, cases.flips, cases.classes, [None] * len(scored))
     assert made is not None
@@ -138,7 +144,7 @@ def test_strata_are_matched_with_their_modes():
     drawn = torch.cat([batch.annotations.labels[:, order], torch.zeros(1, 1, 4, 4, dtype=torch.uint8)], 1)
     weights = torch.tensor([[0.125, 0.375, 0.125, 0.375, 0.0]])
     drawing = Drawing(MaskDistribution(drawn, weights), 5)
-    (one,) = score_modes(drawing, batch.annotations.regions, cases.flips, cases.evaluated, "mose")
+    (one,) = score_modes(drawing, regions_in(batch), cases.flips, cases.evaluated, "mose")
     assert one is not None
     made = summarise_modes([{"compact-5": one}], cases.flips, cases.classes, [weights[0].tolist()])
     assert made is not None

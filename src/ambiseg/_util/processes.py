@@ -16,6 +16,7 @@ _HINTS = (
     ".*it is recommended to use `Trainer.devices=1.*",
     ".*length of `DataLoader` across ranks is zero.*",
     ".*`isinstance.treespec, LeafSpec.*",
+    ".*callbacks used to create the checkpoint.*",
 )
 
 

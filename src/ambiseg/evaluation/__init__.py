@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ambiseg._util.errors import ConfigError, DataError
+from ambiseg._util.errors import ConfigError
+from ambiseg._util.extras import DataError, require
 from ambiseg._util.processes import first_process
 from ambiseg._util.progress import reporting
 from ambiseg.config import Config
@@ -68,6 +69,7 @@ def evaluate(
         threads: PyTorch's threads per process. More are faster, but may change the last digit; devices do not.
         quiet: no progress.
     """
+    require("train")
     opened = run if isinstance(run, Run) else open_run(run)
     card = opened.card
     protocol = opened.config.evaluation.protocol if protocol is None else protocol

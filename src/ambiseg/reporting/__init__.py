@@ -39,7 +39,10 @@ def report(
         quiet: no progress.
     """
     from ambiseg._util.errors import ConfigError
+    from ambiseg._util.extras import require
     from ambiseg._util.files import write_text
+
+    require("train", "report")
     from ambiseg.evaluation import evaluate, evaluation_path, saved_evaluation
     from ambiseg.reporting.gallery import make_gallery
     from ambiseg.reporting.page import page

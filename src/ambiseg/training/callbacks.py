@@ -26,15 +26,11 @@ class Checkpoints(Checkpoint):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
-        self.best = math.inf
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, TrainingModule)
-        row = pl_module.history[-1]
-        score = row.get("val_ged", math.nan)
-        better = score < self.best
-        if better:
-            self.best = score
+        *before, score = (row.get("val_ged", math.inf) for row in pl_module.history)
+        better = score < min((one for one in before if not math.isnan(one)), default=math.inf)
         last = self.folder / "last.ckpt"
         draft = self.folder / ".last.ckpt.draft"
         try:
@@ -58,12 +54,6 @@ class Checkpoints(Checkpoint):
         write_weights(module.chosen, self.folder / "last.safetensors", about)
         write_text(self.folder / "metrics.csv", _table(module.history))
         os.replace(draft, last)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best = state_dict["best"]
 
 
 def _link(source: Path, target: Path) -> None:

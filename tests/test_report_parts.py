@@ -1,0 +1,72 @@
+"""Parts of the report: which cases, which annotations, which curves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ambiseg import MaskDistribution
+from ambiseg.evaluation.results import CaseScores, Evaluation
+from ambiseg.reporting import curves
+from ambiseg.reporting.gallery import choose_cases, distinct_annotations
+from ambiseg.reporting.page import page
+from ambiseg.runs import Run
+
+# -- parts ------------------------------------------------------------------------------------------------------------
+
+
+def test_cases_are_chosen_by_their_scores():
+    def scored(name: str, ged: float | None, diversity: float | None) -> CaseScores:
+        scores = {"k": {"ged": ged}, "other": {"ged": None if ged is None else -ged}, "none": {"ged": None}}
+        about: dict[str, Any] = {"name": name, "patient": name, "readers": 1, "readers_total": 4, "empty_share": 0}
+        return CaseScores(**about, strata_weights=None, annotations={"diversity": diversity}, scores=scores)
+
+    distances = zip("fedcba", (0.5, 0.1, 0.1, 0.9, 0.3, None), (0.0, 0.1, 0.2, None, 0.2, 0.9), strict=True)
+    cases = [scored(*values) for values in distances]
+    assert choose_cases(cases, "k", 3) == {
+        "ambiguous": ["a", "b", "d"],  # no score is needed for that
+        "best": ["d", "e", "b"],  # a tie goes by name
+        "median": ["e", "b", "f"],
+        "worst": ["c", "f", "b"],
+    }
+    assert choose_cases(cases, "k", 99)["median"] == ["d", "e", "b", "f", "c"]
+    assert choose_cases(cases, "none", 3) == {"ambiguous": ["a", "b", "d"], "best": [], "median": [], "worst": []}
+
+
+def test_annotations_that_are_the_same_are_one():
+    a, b = torch.zeros(2, 2, dtype=torch.uint8), torch.tensor([[1, 0], [0, 0]], dtype=torch.uint8)
+    elsewhere = torch.tensor([[1, 0], [0, 1]], dtype=torch.uint8)  # b, but for a void pixel
+    labels = torch.stack([a, b, a, elsewhere, b])[None]
+    valid = torch.tensor([[[True, True], [True, False]]])
+    found = distinct_annotations(MaskDistribution(labels, torch.tensor([[0.2, 0.3, 0.2, 0.3, 0.0]]), valid))
+    assert [(round(one.weight, 3), one.readers, int(one.labels.sum())) for one in found] == [(0.6, 2, 1), (0.4, 2, 0)]
+
+
+def test_curves_are_of_the_columns_that_the_method_logged(run, monkeypatch):
+    """Also where a term of the loss is named like a setting, and where a setting could have moved and did not."""
+    lines = (run / "metrics.csv").read_text().splitlines()
+    rows = [line.split(",") for line in lines]
+    rows[0] += ["capacity", "dice"]
+    for row in rows[1:]:
+        row += ["0.5", "0.25"]
+    (run / "metrics.csv").write_text("\n".join(map(",".join, rows)) + "\n")
+    drawn: dict[str, list[str]] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda figure, history, keys, *label: drawn.update({name + "".join(label): keys})
+
+    monkeypatch.setattr(curves, "curves", note(""))
+    monkeypatch.setattr(curves, "schedules", note("schedules"))
+    page(Run(run), Evaluation.load(run / "evaluation-test.json"), None, None)
+    assert drawn["score"] == ["val_ged", "val_ged_unbiased", "val_matched_iou"]
+    assert drawn["loss"] == ["loss", "transport", "kl", "dice"]
+    assert drawn["schedules"][0] == "lr"
+    assert "capacity" in drawn["schedules"]
+
+
+def test_the_best_epoch_is_the_first_of_the_smallest():
+    history = [{"epoch": 1.0}, {"epoch": 2.0, "val_ged": 0.2}, {"epoch": 3.0, "val_ged": 0.2}, {"epoch": 4.0}]
+    assert curves.best_epoch(history) == 2
+    assert curves.best_epoch([{"epoch": 1.0}]) is None
