@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ambiseg._util.errors import ConfigError
-from ambiseg._util.extras import DataError, require
+from ambiseg._util.errors import ConfigError, DataError
+from ambiseg._util.extras import require
 from ambiseg._util.processes import first_process
 from ambiseg._util.progress import reporting
 from ambiseg.config import Config
