@@ -155,6 +155,7 @@ def test_strata_are_drawn_side_by_side_with_their_weights(name):
             draw(predictive, "compact", 5)
         return
     assert forms == {"standard", "compact"}
+    assert KNOWN[name].stratum, "methods with strata say what they call one"
     K = predictive.weights.shape[1]
     assert torch.allclose(predictive.weights.sum(1), torch.ones(2))
     noise = predictive.compact_noise(2, torch.Generator().manual_seed(0))

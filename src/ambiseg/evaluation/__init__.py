@@ -112,7 +112,9 @@ def evaluate(
         scored = score_part(scoring, module, accelerator=accelerator, devices=devices, num_nodes=num_nodes)
     about = {"run": str(opened.folder), "split": split, "data": card.title, "evaluated": list(card.evaluated)}
     about |= {"protocol": protocol, "which": which, "weights": opened.digest(which), "seed": seed, "threads": threads}
-    return summarise(scored, card.classes, rules.flips, card.stratum, batch_size=config.eval_batch_size, **about)
+    return summarise(
+        scored, card.classes, rules.flips, card.stratum or "stratum", batch_size=config.eval_batch_size, **about
+    )
 
 
 def evaluation_path(run: Run, split: str = "test") -> Path:

@@ -220,7 +220,8 @@ class Method(nn.Module, ABC):
 
     Attributes:
         Config: its settings, a :class:`MethodConfig` whose ``method`` is the key in ``METHODS``.
-        stratum: what a stratum is called in tables, pictures and file names; empty for methods without strata.
+        stratum: what a stratum is called in tables, pictures and file names; empty for methods without strata,
+            required of those with.
         annotations: which policies of ``data.annotations`` it can be trained with; the first is its default.
         uses_backbone: whether the ``backbone`` section says anything to it.
         incoherent: why one draw cannot be the same in all windows of an image and all slices of a volume, as one line;
