@@ -65,7 +65,7 @@ class MaskDistribution:
 
     @property
     def count(self) -> int:
-        """Number of masks an image, padding included."""
+        """Number of masks per image, padding included."""
         return self.labels.shape[1]
 
     @property
@@ -132,7 +132,7 @@ class MaskDistribution:
         return replace(self, **{k: v.to(device) for k, v in self._tensors().items()})
 
     def __getitem__(self, images: int | slice | Sequence[int] | Tensor | np.ndarray) -> MaskDistribution:
-        """Some of the images, by number, slice, list of numbers or one bool an image; always a distribution."""
+        """Some of the images, by number, slice, list of numbers or one bool per image; always a distribution."""
         if isinstance(images, slice):
             return replace(self, **{k: v[images] for k, v in self._tensors().items()})
         chosen = torch.as_tensor(images)
@@ -149,7 +149,7 @@ class MaskDistribution:
         return replace(self, **{k: v[chosen] for k, v in self._tensors().items()})
 
     def draw(self, count: int, generator: torch.Generator | None = None) -> MaskDistribution:
-        """``count`` masks an image, drawn independently with the weights as probabilities: equally weighted.
+        """``count`` masks per image, drawn independently with the weights as probabilities: equally weighted.
 
         >>> one = MaskDistribution(torch.tensor([[[[0]], [[1]]]]), torch.tensor([[0.0, 1.0]])).draw(1)
         >>> one.labels.flatten().tolist(), one.weights

@@ -1,7 +1,7 @@
 """How close a predicted distribution of masks is to the annotators': GED, matched IoU, calibration, diversity.
 
 Every function takes two distributions, weighted or not, of any number of masks and classes, in 2D or 3D, and
-returns one value an image ``[B]`` (calibration, which pools pixels, returns one number). An image without a valid
+returns one value per image ``[B]`` (calibration, which pools pixels, returns one number). An image without a valid
 pixel has nothing to score: its value is nan. Averages over a data set are plain means of the other values.
 
 What papers call by one name they compute in different ways. :data:`PROTOCOLS` holds those ways as data.
@@ -73,8 +73,8 @@ def ged(
     as a sample of it, and keep their self-pairs.
 
     Args:
-        pred: N masks an image.
-        truth: M masks an image of the same size.
+        pred: N masks per image.
+        truth: M masks per image of the same size.
         classes: class ids over which IoU is averaged.
         protocol: a name in :data:`PROTOCOLS`.
         unbiased: see above. With weights w the correction is 1 − Σw²: right for independent draws. nan where one
@@ -147,7 +147,7 @@ def _self_expectation(d: Tensor, u: Tensor, unbiased: bool = False) -> Tensor:
     if not unbiased:
         return _expectation(d, u, u)
     if d.shape[1] < 2:
-        raise ValueError(f"unbiased needs at least 2 samples an image, found {d.shape[1]}")
+        raise ValueError(f"unbiased needs at least 2 samples per image, found {d.shape[1]}")
     diagonal = torch.eye(d.shape[1], dtype=torch.bool, device=d.device)
     return _expectation(d.masked_fill(diagonal, 0), u, u) / (1 - u.square().sum(1))
 
@@ -349,7 +349,7 @@ def bootstrap(
     group says nothing about others: its interval has nan bounds.
 
     Args:
-        values: one value an image.
+        values: one value per image.
         groups: the patient of each image; every image its own when ``None``.
         baseline: another method's values on the same images: the interval is then of the paired difference
             values − baseline, and the methods differ at this level where it excludes 0.

@@ -36,8 +36,8 @@ def pairwise_iou(a: Masks, b: Masks, classes: Sequence[int] = (1,), absent: Abse
         IoU[b, i, j] = mean_c |a_i^c ∩ b_j^c| / |a_i^c ∪ b_j^c|,      a_i^c = pixels that mask i gives class c.
 
     Args:
-        a: N masks an image, ``[B, N, *spatial]``.
-        b: M masks an image of the same size. A pixel counts where it is valid in both.
+        a: N masks per image, ``[B, N, *spatial]``.
+        b: M masks per image of the same size. A pixel counts where it is valid in both.
         classes: the class ids to average over.
         absent: what a class in neither mask counts as. With ``skip``, a pair that has none of the classes is nan.
 
@@ -156,7 +156,7 @@ def iou_cost(
 
     Args:
         logits: ``[B, N, C, *spatial]``; probabilities when ``probs`` is set.
-        annotations: M masks an image. Void pixels count nowhere; an image with no valid pixel costs 0.
+        annotations: M masks per image. Void pixels count nowhere; an image with no valid pixel costs 0.
         classes: class ids to average over; all but 0, the background, by default.
         smooth: the released code's +1, which makes two empty masks cost 0 and keeps gradients finite.
         regions: :func:`ambiseg.regions.partition` of the annotations, when the caller has it already.

@@ -174,7 +174,7 @@ def partition(annotations: Masks, classes: int) -> Regions:
 
     Exact for any number of annotators and classes: every region is split by one annotator after another, and ids
     are made dense in between, so the table of (region, label) pairs stays small and nothing is sorted or hashed.
-    Annotators of weight 0 split nothing. On a GPU it waits for the device once an annotator, never once an image.
+    Annotators of weight 0 split nothing. On a GPU it waits for the device once per annotator, never once per image.
     """
     annotations = as_masks(annotations)
     labels = annotations.class_ids(classes).flatten(2)

@@ -132,7 +132,7 @@ def optimal_plan(cost: Tensor, u: Tensor, v: Tensor) -> Tensor:
 
 
 class Objective(NamedTuple):
-    """Terms of the relaxed objective, one value an image ``[B]``."""
+    """Terms of the relaxed objective, one value per image ``[B]``."""
 
     total: Tensor
     transport: Tensor

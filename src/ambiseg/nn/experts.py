@@ -18,7 +18,7 @@ class Experts(nn.Module):
         count: K, how many experts.
         latent: L, dimensions of a code.
         stochastic: ``False`` gives each expert its mean alone (the paper's ablation).
-        diagonal: one σ a dimension, as in the released code, instead of one an expert.
+        diagonal: one σ per dimension, as in the released code, instead of one per expert.
 
     >>> Experts(4, latent=2).mean.tolist()
     [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]

@@ -1,4 +1,4 @@
-"""The pixel head: noise meets features, three 1×1 convolutions follow. N masks an image at the price of little more.
+"""The pixel head: latent noise modulates the features, three 1×1 convolutions follow.
 
 A sample n adds a shift b_n to the dense features and multiplies a scale s_n, then runs a small network pixel by pixel:
 

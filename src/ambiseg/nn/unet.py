@@ -47,7 +47,7 @@ class UNet(Backbone):
     >>> features.dense.shape, features.gate.shape           # the gate's map is that of 32×44 pixels
     (torch.Size([2, 4, 30, 41]), torch.Size([2, 16, 8, 11]))
 
-    Noise after the first of two steps up, here for three samples an image:
+    Noise after the first of two steps up, here for three samples per image:
 
     >>> unet = UNet(in_channels=1, channels=(4, 8, 16), inject_level=1 / 2)
     >>> features = unet(torch.zeros(2, 1, 30, 41))
