@@ -28,7 +28,7 @@ from ambiseg.data.sets.shapes import Shapes
 from ambiseg.data.splits import Split
 from ambiseg.evaluation.results import FORMAT, Evaluation
 from ambiseg.methods.base import Noise, Predictive
-from ambiseg.reporting import figures, report
+from ambiseg.reporting import curves, figures, report
 from ambiseg.reporting.gallery import Gallery, choose_cases, draw_samples, view_case
 from ambiseg.reporting.page import page, summary
 from ambiseg.runs import Run
@@ -402,3 +402,25 @@ def test_neither_a_display_nor_a_home_is_needed(tmp_path):
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path
     )
     assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_curves_are_of_the_columns_that_the_method_logged(run, monkeypatch):
+    """Also where a term of the loss is named like a setting, and where a setting could have moved and did not."""
+    lines = (run / "metrics.csv").read_text().splitlines()
+    rows = [line.split(",") for line in lines]
+    rows[0] += ["capacity", "dice"]
+    for row in rows[1:]:
+        row += ["0.5", "0.25"]
+    (run / "metrics.csv").write_text("\n".join(map(",".join, rows)) + "\n")
+    drawn: dict[str, list[str]] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda figure, history, keys, *label: drawn.update({name + "".join(label): keys})
+
+    monkeypatch.setattr(curves, "curves", note(""))
+    monkeypatch.setattr(curves, "schedules", note("schedules"))
+    page(Run(run), Evaluation.load(run / "evaluation-test.json"), None, None)
+    assert drawn["score"] == ["val_ged", "val_ged_unbiased", "val_matched_iou"]
+    assert drawn["loss"] == ["loss", "transport", "kl", "dice"]
+    assert drawn["schedules"][0] == "lr"
+    assert "capacity" in drawn["schedules"]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ambiseg import MaskDistribution
-from ambiseg.evaluation.results import CaseScores, Evaluation
+from ambiseg.evaluation.results import CaseScores
 from ambiseg.reporting import curves
 from ambiseg.reporting.gallery import choose_cases, distinct_annotations
-from ambiseg.reporting.page import page
-from ambiseg.runs import Run
 
 # -- parts ------------------------------------------------------------------------------------------------------------
 
@@ -42,28 +39,6 @@ def test_annotations_that_are_the_same_are_one():
     valid = torch.tensor([[[True, True], [True, False]]])
     found = distinct_annotations(MaskDistribution(labels, torch.tensor([[0.2, 0.3, 0.2, 0.3, 0.0]]), valid))
     assert [(round(one.weight, 3), one.readers, int(one.labels.sum())) for one in found] == [(0.6, 2, 1), (0.4, 2, 0)]
-
-
-def test_curves_are_of_the_columns_that_the_method_logged(run, monkeypatch):
-    """Also where a term of the loss is named like a setting, and where a setting could have moved and did not."""
-    lines = (run / "metrics.csv").read_text().splitlines()
-    rows = [line.split(",") for line in lines]
-    rows[0] += ["capacity", "dice"]
-    for row in rows[1:]:
-        row += ["0.5", "0.25"]
-    (run / "metrics.csv").write_text("\n".join(map(",".join, rows)) + "\n")
-    drawn: dict[str, list[str]] = {}
-
-    def note(name: str) -> Callable[..., None]:
-        return lambda figure, history, keys, *label: drawn.update({name + "".join(label): keys})
-
-    monkeypatch.setattr(curves, "curves", note(""))
-    monkeypatch.setattr(curves, "schedules", note("schedules"))
-    page(Run(run), Evaluation.load(run / "evaluation-test.json"), None, None)
-    assert drawn["score"] == ["val_ged", "val_ged_unbiased", "val_matched_iou"]
-    assert drawn["loss"] == ["loss", "transport", "kl", "dice"]
-    assert drawn["schedules"][0] == "lr"
-    assert "capacity" in drawn["schedules"]
 
 
 def test_the_best_epoch_is_the_first_of_the_smallest():
