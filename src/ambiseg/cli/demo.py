@@ -15,7 +15,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
         help="train, evaluate and report on the embedded data",
         description="Train a small model on the nodules that come with the package (real outlines of four\n"
         "radiologists on simulated CT), evaluate it on patients it has not seen, and write a page of\n"
-        "results: five to ten minutes on two cores. Run again, it goes on from wherever it is.",
+        "results: about ten minutes on two cores. Run again, it goes on from wherever it is.",
         epilog="Settings of `ambiseg train` may be added, such as --trainer.epochs 2.",
         formatter_class=formatter,
         allow_abbrev=False,

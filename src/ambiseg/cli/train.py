@@ -14,7 +14,7 @@ from ambiseg._util.errors import ConfigError
 
 EXAMPLES = """\
 examples:
-  ambiseg train demo                                        five to ten minutes on two cores
+  ambiseg train demo                                        about ten minutes on two cores
   ambiseg train demo --model.samples 8 --trainer.epochs 10  the same with other settings
   ambiseg train my.yaml --data.root scans/ --out runs/mine  a recipe of your own
   ambiseg train lidc --trainer.devices 4 --trainer.num_nodes 2 --trainer.strategy ddp
