@@ -42,6 +42,7 @@ LAYERS = [
     "data.export",
     "config",
     "runs",
+    "planning",
     "training evaluation prediction",
     "reporting",
     "cli",

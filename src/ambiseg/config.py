@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -203,11 +204,44 @@ def load(path: str | os.PathLike[str]) -> Config:
     return validate(Config, migrated(read_yaml(path)), prefix=f"{path}: ")
 
 
-def dump(config: Config) -> str:
-    """YAML of all settings, defaults included, in the order of their sections."""
+def dump(config: Config, comments: Mapping[str, str] | None = None) -> str:
+    """YAML of all settings, defaults included, in the order of their sections.
+
+    Args:
+        comments: put beside settings, by their keys.
+
+    >>> text = dump(Config(), {"trainer.epochs": "as long as it takes"})
+    >>> next(line for line in text.splitlines() if "epochs" in line)
+    '  epochs: 30  # as long as it takes'
+    """
     import yaml
 
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    content = config.model_dump(mode="json")
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1 << 16)  # a setting, a line
+    return _commented(text, comments) if comments else text
+
+
+def _commented(text: str, comments: Mapping[str, str]) -> str:
+    lines, path = [], list[str]()
+    for line in text.splitlines():
+        if key := re.match(r"( *)([\w-]+):(?: |$)", line):  # not an item of a list
+            path = [*path[: len(key[1]) // 2], key[2]]
+            if reason := comments.get(".".join(path)):
+                line += f"  # {' '.join(reason.split())}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def given(arguments: Sequence[str]) -> dict[str, Any]:
+    """``--section.key value`` as nested tables, as a YAML file would have them; values are not checked yet.
+
+    >>> given(["--data.root", "scans/", "--data.size=64"])
+    {'data': {'root': 'scans/', 'size': 64}}
+    """
+    content: dict[str, Any] = {}
+    for path, text in _given(arguments):
+        _put(content, path, text)
+    return content
 
 
 def _given(arguments: Sequence[str]) -> list[tuple[list[str], str]]:

@@ -22,6 +22,7 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
@@ -146,11 +147,25 @@ class Run:
         self.card = replace(record.data, stratum=method_named(self.config.model.method).stratum)
 
     @staticmethod
-    def create(folder: str | os.PathLike[str], config: Config, card: Card, split: Split, command: list[str]) -> Run:
-        """Make the folder and write what is known before the first step; ``run.json`` comes last."""
+    def create(
+        folder: str | os.PathLike[str],
+        config: Config,
+        card: Card,
+        split: Split,
+        command: list[str],
+        *,
+        reasons: Mapping[str, str] | None = None,
+        warnings: Sequence[str] = (),
+    ) -> Run:
+        """Make the folder and write what is known before the first step; ``run.json`` comes last.
+
+        Args:
+            reasons: of settings, by their keys, where the run was planned.
+            warnings: what may keep it from learning.
+        """
         folder = Run.claim(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "config.yaml", configuration.dump(config))
+        write_text(folder / "config.yaml", configuration.dump(config, reasons))
         split.save(folder / "split.json")
         about = {
             "format": _FORMAT,
@@ -161,9 +176,18 @@ class Run:
             "split": {"fingerprint": split.fingerprint, "rule": str(split.rule)},
             "versions": versions(),
             "git": _commit(),
+            "warnings": list(warnings),
+            **({"reasons": dict(reasons)} if reasons else {}),
         }
         write_text(folder / "run.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
         return Run(folder)
+
+    def reasons(self, config: Config) -> dict[str, str]:
+        """Why settings are what they are, where the run was planned; of those that ``config`` keeps as they were."""
+        return {
+            key: reason if _setting(config, key) == _setting(self.config, key) else "changed when the run was resumed"
+            for key, reason in self.about.get("reasons", {}).items()
+        }
 
     @staticmethod
     def claim(folder: str | os.PathLike[str]) -> Path:
@@ -278,6 +302,13 @@ def versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed"
+    return found
+
+
+def _setting(config: Config, key: str) -> Any:
+    found: Any = config
+    for part in key.split("."):
+        found = getattr(found, part, None)
     return found
 
 

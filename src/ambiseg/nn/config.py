@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from ambiseg.nn.deeplab import DeepLabV3Plus
 from ambiseg.nn.features import Backbone
-from ambiseg.nn.unet import FULL, LIGHT, UNet
+from ambiseg.nn.unet import FULL, LIGHT, Scaled, UNet
 from ambiseg.settings import SettingError, Settings
 
 
@@ -32,6 +32,9 @@ class BackboneConfig(Settings):
         le=1,
         description="how fast batch statistics follow; 0.01 as published, 0.1 suits short runs",
     )
+    scale: int = Field(
+        default=1, ge=1, description="work on images this many times coarser, for large ones; masks keep their size"
+    )
 
     @field_validator("channels")
     @classmethod
@@ -48,6 +51,10 @@ class BackboneConfig(Settings):
 
     def build(self, in_channels: int, **levels: Any) -> Backbone:
         """The network with fresh weights. ``levels`` are further arguments of a U-Net."""
+        network = self._network(in_channels, **levels)
+        return network if self.scale == 1 else Scaled(network, self.scale)
+
+    def _network(self, in_channels: int, **levels: Any) -> Backbone:
         if self.name == "deeplabv3plus":
             if levels:
                 raise ValueError(f"{', '.join(levels)}: expected a U-Net, found deeplabv3plus")

@@ -6,7 +6,7 @@ import copy
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ambiseg.config import Config, dump
 from ambiseg.data.config import DataConfig
 from ambiseg.data.loader import Batch
 from ambiseg.methods import method_named
+from ambiseg.planning import warnings_of
 from ambiseg.runs import Card, Run, build_model
 
 __all__ = ["Stopped", "train"]
@@ -38,6 +39,7 @@ def train(
     resume: bool = False,
     quiet: bool = False,
     command: list[str] | None = None,
+    reasons: Mapping[str, str] | None = None,
 ) -> Run:
     """Train a model and return its run.
 
@@ -48,6 +50,10 @@ def train(
             none was finished, from the beginning.
         quiet: print nothing but errors.
         command: what the user typed, for the record.
+        reasons: of settings, by their keys, as :func:`ambiseg.plan` gives them: comments in ``config.yaml``.
+
+    What keeps the configuration from learning anything is said in one line each, with what to do, and recorded in
+    ``run.json``.
     """
     require("train")
     import lightning.pytorch as pl
@@ -68,17 +74,24 @@ def train(
             data = DataModule(_with_policy(config), progress=progress)
             data.prepare_data()
             data.setup()
+        warned = warnings_of(config, data) if first_process() and not resume else []
+        if show:
+            for line in warned:
+                print(f"warning: {line}", file=sys.stderr, flush=True)
         card = Card.of(data.cases, data.intensity, method_named(config.model.method))
         pl.seed_everything(config.seed, verbose=False)
         model = build_model(config, card.channels, len(card.classes))
         if config.trainer.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if first_process() and not resume:
-            Run.create(out, config, card, data.split, command if command is not None else sys.argv)
+            typed = command if command is not None else sys.argv
+            Run.create(out, config, card, data.split, typed, reasons=reasons, warnings=warned)
         elif resume:
             _unchanged(Run(out), data.split.fingerprint)
             if first_process():
-                write_text(out / "config.yaml", dump(config))  # how long and on what may be new
+                write_text(
+                    out / "config.yaml", dump(config, Run(out).reasons(config))
+                )  # how long and on what may be new
         module = TrainingModule(model, config, card.evaluated, recover=lambda epoch, step: _batch(data, epoch, step))
         callbacks: list[Any] = [Checkpoints(out)]
         callbacks += [EpochLines(config.trainer.epochs)] if show else []
