@@ -66,6 +66,8 @@ class Store(Cases):
         self.extra = extra and Extra(extra["classes"], {int(key): value for key, value in extra["ids"].items()})
         self.flips = tuple(Flip(**flip) for flip in header.get("flips", []))
         self.patients_known: bool = header.get("patients_known", True)
+        self.group: str = header.get("group", Cases.group)
+        self.annotator: str = header.get("annotator", Cases.annotator)
         self.fingerprint = header.get("fingerprint")
         self._state: str = header["state"]
         self._about: dict[str, Any] = header.get("about", {})
@@ -171,6 +173,8 @@ def _write(cases: Cases, folder: Path, state: str, progress: Progress | None) ->
         "reading": asdict(cases.reading),
         "count": len(lines),
         "patients_known": cases.patients_known,
+        "group": cases.group,
+        "annotator": cases.annotator,
         "fingerprint": combine(line["digest"] for line in lines),
         "about": cases.about(),
         **({"extra": asdict(cases.extra)} if cases.extra else {}),
