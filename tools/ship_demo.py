@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ambiseg._util.files import write_text
-from ambiseg.evaluation import Evaluation
 from ambiseg.data.module import DataModule
+from ambiseg.evaluation import Evaluation
 from ambiseg.runs import Card, Run, card_as_json
 
 TARGET = Path(__file__).parents[1] / "src" / "ambiseg" / "assets" / "demo"

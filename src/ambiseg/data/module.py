@@ -128,9 +128,7 @@ class DataModule(LightningDataModule):
             for i in some_of(self.indices(part) if part in self.split.parts else []):
                 image = cases[i].image[:channels]
                 images += [thinned(image)] if part == "train" else []
-                sizes.append(
-                    image.shape[1:] if window is None else (window, window) if isinstance(window, int) else window
-                )
+                sizes.append(side or image.shape[1:])
         largest = max(sizes, key=lambda size: size[0] * size[1], default=None)
         return Values.of(images) if images else None, largest
 

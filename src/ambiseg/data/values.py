@@ -53,7 +53,7 @@ class Values:
         pooled = np.percentile(np.concatenate(some, 1), LEVELS, axis=1).T
         low, high = np.percentile(each, (0.5, 99.5), axis=0)
         span = np.percentile(each[..., 5] - each[..., 1], (0.5, 99.5), axis=0).T
-        return Values(*map(_rows, (pooled, low, high, span)), len(some))
+        return Values(_rows(pooled), _rows(low), _rows(high), _rows(span), len(some))
 
     def problem(self, *slices: np.ndarray) -> str | None:
         """What is odd about the values of an image ``[C, H, W]``, or of a volume's slices; ``None``: nothing.
