@@ -93,6 +93,8 @@ def _own_backbone(network: Backbone, output: Any, name: str) -> Backbone:
 
 
 def _adapted(network: nn.Module, output: Any, multiple: int, name: str) -> Adapter:
+    dense: Any
+    gate: Any
     dense, gate = output if isinstance(output, tuple | list) and len(output) == 2 else (output, None)
     for found in (dense, dense if gate is None else gate):
         if not isinstance(found, Tensor) or found.ndim != 4 or len(found) != 2:
