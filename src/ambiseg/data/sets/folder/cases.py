@@ -16,7 +16,7 @@ import numpy as np
 
 from ambiseg._util.progress import progress
 from ambiseg._util.text import count
-from ambiseg.data.case import Case, Cases, Decoded, digest, smallest_unsigned
+from ambiseg.data.case import Case, Cases, Decoded, Reading, byte_units, digest, smallest_unsigned
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.folder.labels import (
     Convention,
@@ -109,6 +109,7 @@ class Folder(Cases):
         if 0 < len(bare) < len(self.entries):
             found = f"found {count(len(bare), 'case')} without"
             self._report(Problem("E008", str(bare[0].image), f"expected a split for all cases or none, {found}"))
+        self.reading = Reading(self.settings.axes, self.settings.axis, self.settings.channels is not None)
         self._files = Files(self.settings, 1 + max((len(entry.masks) for entry in self.entries), default=0))
         self._patient_of = {entry.name: self._patient(entry) for entry in self.entries}
 
@@ -208,7 +209,7 @@ class Folder(Cases):
         for entry in self.entries[: 1 if self._strict else _FIRST]:
             with self._tolerant:
                 kinds.append(Kind.of(self._files.open(entry.image)))
-        alike = [[other for other in kinds if other[1:] == kind[1:]] for kind in kinds]
+        alike = [[other for other in kinds if other[1:3] == kind[1:3]] for kind in kinds]
         return max(alike, key=len)[0] if kinds else Kind("", 1, np.dtype("u1"))
 
     @cached_property
@@ -218,6 +219,10 @@ class Folder(Cases):
     @cached_property
     def intensity(self) -> Intensity:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.settings.intensity or Intensity.for_dtype(self._first.dtype)
+
+    @cached_property
+    def units(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.settings.units or self._first.units or byte_units(self._first.dtype, self.channels)
 
     def state(self) -> str:
         """Of the settings, and of paths, sizes and times of all files; no file is opened."""

@@ -50,6 +50,7 @@ class FolderSettings(Settings):
     )
     channels: Literal[1, 3] | None = _unsaid("3 reads grey images as colour, 1 reads colour images as grey if they are")
     intensity: Intensity | None = _unsaid("how raw values become the network's input")
+    units: str | None = _unsaid("of the images' values, such as HU; those of bytes and of CT in DICOM are known")
     patient: str | None = _unsaid(
         "a regular expression on a case's name: its first group, or else the whole match, is the patient"
     )
