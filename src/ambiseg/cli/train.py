@@ -128,13 +128,12 @@ def _train(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace) -> Any:
     from ambiseg._util.processes import first_process
     from ambiseg._util.progress import reporting
-    from ambiseg.config import given
     from ambiseg.planning import MINUTES, plan
 
     quiet = arguments.quiet or arguments.print_config or not first_process()
     minutes = MINUTES if arguments.minutes is None else arguments.minutes
     with reporting("looking at the training images", arguments.quiet) as progress:
-        planned = plan(settings=given(arguments.settings_given), minutes=minutes, progress=progress)
+        planned = plan(settings=arguments.settings_given, minutes=minutes, progress=progress)
     if not quiet:
         print(plan_text(planned, min(shutil.get_terminal_size((120, 24)).columns, 140)), file=sys.stderr, flush=True)
     return planned

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ambiseg._util.errors import DataError
-from ambiseg.config import Config, dump
+from ambiseg.config import Config, dump, nested
 from ambiseg.data.case import Progress
 from ambiseg.methods.facts import Facts
 
 if TYPE_CHECKING:
     from ambiseg.data.module import DataModule
 
-__all__ = ["MINUTES", "Facts", "Plan", "plan", "warnings_of"]
+__all__ = ["AUTO", "MINUTES", "Facts", "Plan", "plan", "warnings_of"]
 
+AUTO = "auto"  # in the place of a recipe's name
 MINUTES = 6.0  # of one core: with set-up, evaluation and report about ten on two cores
 
 
@@ -42,7 +42,7 @@ class Plan:
 
 def plan(
     root: str | os.PathLike[str] | None = None,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | Sequence[str] | None = None,
     *,
     minutes: float = MINUTES,
     progress: Progress | None = None,
@@ -51,12 +51,13 @@ def plan(
 
     Args:
         root: the data: a folder of images and masks, a store, or an ``.npz`` of arrays.
-        settings: what is decided already, as nested tables: ``{"trainer": {"epochs": 3}}``. The rest follows.
+        settings: what is decided already, by key: ``{"trainer.epochs": 3}``, or as arguments of the command. The rest
+            follows.
         minutes: of one core that training may take.
         progress: called with (done, total) while images are looked at.
 
     >>> import ambiseg
-    >>> made = ambiseg.plan(settings={"data": {"name": "shapes", "options": {"count": 40, "size": 32}}})
+    >>> made = ambiseg.plan(settings={"data.name": "shapes", "data.options": {"count": 40, "size": 32}})
     >>> made.config.data.size, made.reasons["data.size"]
     (32, 'whole images: 32×32, rounded up to a multiple of 8')
     """
@@ -68,7 +69,7 @@ def plan(
 
     if not minutes > 0:
         raise DataError(f"minutes: expected more than 0, found {minutes:g}")
-    given: dict[str, Any] = copy.deepcopy(dict(settings or {}))
+    given, dashes = nested(settings or {}), "--" if isinstance(settings, Sequence) else ""
     data = given.setdefault("data", {})
     if root is not None:
         data["root"] = os.fspath(root)
@@ -77,13 +78,13 @@ def plan(
             hint = f"--data.root PATH, or --data.name of a data set without one: {_without(NEEDS_ROOT)}"
             raise DataError(f"train auto: expected the data to plan for, found none: give {hint}")
         data["name"] = dataset_at(data["root"])
-    module = DataModule(validate(Config, given, dashes="--").data, progress=progress)
+    module = DataModule(validate(Config, given, dashes=dashes).data, progress=progress)
     module.setup()
     facts = gather(module.cases, module.split, module.indices("train"), progress=progress)
     if not facts.marked:
         classes = ", ".join(facts.classes[c] for c in facts.evaluated)
         raise DataError(f"{module.cases.title}: expected pixels of {classes} in the training part, found none marked")
-    made, reasons = make(given, facts, minutes)
+    made, reasons = make(given, facts, minutes, dashes)
     return Plan(made, reasons, facts)
 
 

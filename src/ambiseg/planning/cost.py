@@ -24,7 +24,7 @@ def operations_per_pixel(config: Config, channels: int, classes: int) -> float:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build_model(config, channels, classes)
-        side = 2 * model.multiple
+        side = max(model.multiple, 16)
         images = torch.rand(2, channels, side, side)
         masks = torch.zeros(2, 2, side, side, dtype=torch.long)
         masks[:, :, : side // 2] = 1

@@ -36,9 +36,10 @@ FOCUS = 0.9
 class Draft:
     """Settings in the making. What the user gave stays; everything else is set once, with its reason."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
+    def __init__(self, given: Mapping[str, Any], dashes: str = "") -> None:
         self.content: dict[str, Any] = copy.deepcopy(dict(given))
-        self.given = validate(Config, self.content, dashes="--")
+        self.dashes = dashes
+        self.given = self.config
         self.reasons: dict[str, str] = {}
 
     def __call__(self, key: str, value: Any, reason: str) -> Any:
@@ -62,12 +63,12 @@ class Draft:
 
     @property
     def config(self) -> Config:
-        return validate(Config, self.content, dashes="--")
+        return validate(Config, self.content, dashes=self.dashes)
 
 
-def make(given: Mapping[str, Any], facts: Facts, minutes: float) -> tuple[Config, dict[str, str]]:
-    """A complete configuration and the reason of each choice."""
-    draft = Draft(given)
+def make(given: Mapping[str, Any], facts: Facts, minutes: float, dashes: str = "") -> tuple[Config, dict[str, str]]:
+    """A complete configuration and the reason of each choice; ``dashes`` go before keys in errors."""
+    draft = Draft(given, dashes)
     _intensity(draft, facts)
     scale = _scale(draft, facts)
     window = _window(draft, facts, scale)
@@ -83,7 +84,7 @@ def make(given: Mapping[str, Any], facts: Facts, minutes: float) -> tuple[Config
 def _intensity(draft: Draft, facts: Facts) -> None:
     key = "data.intensity"
     if facts.recommended:
-        draft(key, None, "null: the data say themselves how values become input")
+        draft(key, None, "the data say themselves how values become input")
     elif facts.dtype == "uint8":
         what = "of the 8-bit values" if facts.channels == 1 else "of the 8-bit values, channel by channel"
         draft(key, {"mean": _round(facts.mean), "std": _round(facts.std)}, f"mean and spread {what}")
@@ -134,7 +135,7 @@ def _window(draft: Draft, facts: Facts, scale: int) -> tuple[int, int]:
         share = window[0] * window[1] / (facts.median[0] * facts.median[1])
         why = f"windows that show {percent(min(share, 1))} of an image of {shape_text(facts.median)}"
     chosen = draft("data.size", size, why)
-    draft("data.eval_size", None, "null: whole images are validated and tested")
+    draft("data.eval_size", None, "whole images are validated and tested")
     if chosen is None:  # as given
         draft("data.focus", 0.0, "whole images")
         return facts.median
@@ -195,13 +196,12 @@ def _length(draft: Draft, facts: Facts, window: tuple[int, int], minutes: float)
     steps = max(int((budget - max(VALIDATED * budget, 3 * validation)) / step), 1)
     steps = max(steps, int(budget / step / 2))
     given = draft.given.trainer.epochs if "epochs" in draft.content.get("trainer", {}) else None
-    fraction = _fraction(draft, facts, steps * batch, given)
+    fraction = _fraction(draft, facts, steps * batch, batch, given)
     images = max(1, round(facts.images * fraction))
-    goal = given or EPOCHS
-    windows = max(1, int(steps * batch / (goal * images)))
+    windows = max(1, int(steps * batch / (EPOCHS * images)))
     windows = int(draft("data.windows", windows, f"per image and epoch: an epoch of about {windows * images} windows"))
     per_epoch = steps_per_epoch(images, batch, windows)
-    epochs = max(1, steps // per_epoch)
+    epochs = max(steps // per_epoch, min(LEAST_EPOCHS, steps))
     most = max(3, int(VALIDATED * budget / max(validation, 1e-9)))
     every = max(1, math.ceil((given or epochs) / most))
     epochs = max(every, epochs // every * every)
@@ -209,7 +209,8 @@ def _length(draft: Draft, facts: Facts, window: tuple[int, int], minutes: float)
     spent = total * step + epochs // every * validation
     why = f"of {count(per_epoch, 'step')}, {total:,} in all: about {spent / 60:.1f} minutes of one core"
     epochs = int(draft("trainer.epochs", epochs, why))
-    draft("trainer.check_every", every, f"epochs: a validation costs as much as {validation / step:.0f} steps")
+    takes = count(max(1, round(validation / step)), "step")
+    draft("trainer.check_every", every, f"epochs: a validation takes as long as {takes}")
     pixels = facts.largest[0] * facts.largest[1]
     at_once = min(max((1 << 18) // pixels, 1), 32)
     draft("data.eval_batch_size", at_once, "whole images at a time, by their size")
@@ -217,12 +218,12 @@ def _length(draft: Draft, facts: Facts, window: tuple[int, int], minutes: float)
     _method(draft, method, facts, epochs)
 
 
-def _fraction(draft: Draft, facts: Facts, affordable: int, epochs: int | None) -> float:
+def _fraction(draft: Draft, facts: Facts, affordable: int, batch: int, epochs: int | None) -> float:
     """The part of a large training set that a few epochs within the budget can see."""
-    most = affordable / LEAST_EPOCHS
-    if facts.images <= most or epochs is not None:
+    kept = max(affordable // LEAST_EPOCHS, batch)
+    if facts.images <= kept or epochs is not None:
         return float(draft("data.fraction", 1.0, "all training images"))
-    share = max(round(most / facts.images, 3), 1e-3)
+    share = float(f"{kept / facts.images:.2g}")
     return float(draft("data.fraction", share, f"of {facts.images:,} images: so many can be seen {LEAST_EPOCHS} times"))
 
 

@@ -106,7 +106,7 @@ def _about_length(config: Config, facts: Facts) -> Iterator[Warned]:
         yield Warned(what, f"--backbone.momentum {fast:g}")
     for name, schedule in config.model.schedules.items():
         end = schedule.warm_up + schedule.epochs
-        if schedule.kind == "linear" and end >= trainer.epochs:
+        if schedule.kind == "linear" and end > trainer.epochs:
             what = f"model.{name} arrives at {schedule.values[-1]:g} after {end} epochs, and there are {trainer.epochs}"
             half, rise = trainer.epochs // 2, "epochs"
             shorter = f"--model.{name}.warm_up {min(schedule.warm_up, half)} --model.{name}.{rise} {max(1, half // 2)}"

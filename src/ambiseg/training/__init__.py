@@ -16,13 +16,15 @@ import torch
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.extras import require
 from ambiseg._util.files import atomic_write, write_text
+from ambiseg._util.own import imported, is_reference
 from ambiseg._util.processes import first_process, quiet_lightning
 from ambiseg._util.progress import reporting
 from ambiseg.config import Config, dump
 from ambiseg.data.config import DataConfig
 from ambiseg.data.loader import Batch
 from ambiseg.methods import method_named
-from ambiseg.planning import warnings_of
+from ambiseg.nn.own import SMP
+from ambiseg.planning import AUTO, plan, warnings_of
 from ambiseg.runs import Card, Run, build_model
 
 __all__ = ["Stopped", "train"]
@@ -33,8 +35,9 @@ class Stopped(KeyboardInterrupt):
 
 
 def train(
-    config: Config,
+    config: str | os.PathLike[str] | Config,
     out: str | os.PathLike[str],
+    settings: Mapping[str, Any] | None = None,
     *,
     resume: bool = False,
     quiet: bool = False,
@@ -43,9 +46,14 @@ def train(
 ) -> Run:
     """Train a model and return its run.
 
+    ``ambiseg.train("demo", "runs/mine", {"trainer.epochs": 2})`` is ``ambiseg train demo --trainer.epochs 2 --out
+    runs/mine``.
+
     Args:
-        config: see :class:`ambiseg.config.Config`; :func:`ambiseg.config.parse` makes one of a recipe.
+        config: the name of a recipe, the path of a YAML file, or a :class:`~ambiseg.config.Config`; ``"auto"`` plans
+            one that fits the data of ``settings``, such as ``{"data.root": "scans/"}``: see :func:`ambiseg.plan`.
         out: the folder of the run. It must be new or empty, unless ``resume``.
+        settings: what to change of it, by key; see :meth:`ambiseg.config.Config.from_recipe`.
         resume: go on with the run in ``out`` from its last finished epoch, to the bit as if it had not stopped; where
             none was finished, from the beginning.
         quiet: print nothing but errors.
@@ -62,12 +70,21 @@ def train(
     from ambiseg.training.callbacks import Checkpoints, EpochLines, ProgressBar
     from ambiseg.training.module import NonFiniteLoss, TrainingModule
 
+    if not isinstance(config, Config) and os.fspath(config) == AUTO:
+        planned = plan(settings=settings)
+        config, reasons = planned.config, planned.reasons
+    elif not isinstance(config, Config):
+        config = Config.from_recipe(config, settings)
+    elif settings:
+        config = config.with_settings(settings)
     out = Path(out)
     checkpoint = _checkpoint(out) if resume else None
     if resume:
         config = _same(Run(out), config)
     elif first_process():
         Run.claim(out)
+    if is_reference(config.backbone.name) and not config.backbone.name.startswith(SMP):
+        imported(config.backbone.name, "backbone.name")  # what cannot be imported is said before data are read
     show = not quiet and first_process()
     with _threads(config.trainer.threads):
         with reporting("preparing data", not show) as progress:
@@ -75,10 +92,14 @@ def train(
             data.prepare_data()
             data.setup()
         warned = warnings_of(config, data) if first_process() and not resume else []
-        if show:
-            for line in warned:
-                print(f"warning: {line}", file=sys.stderr, flush=True)
-        card = Card.of(data.cases, data.intensity, method_named(config.model.method))
+        if show and warned:
+            print(*(f"warning: {line}" for line in warned), sep="\n", file=sys.stderr, flush=True)
+            if reasons is None:
+                where = (
+                    f"name {data.config.name}" if data.config.root is None else f"root {shlex.quote(data.config.root)}"
+                )
+                print(f"note: `ambiseg train auto --data.{where}` fits all settings to these data", file=sys.stderr)
+        card = Card.of(data.cases, data.intensity, method_named(config.model.method), *data.trained_on())
         pl.seed_everything(config.seed, verbose=False)
         model = build_model(config, card.channels, len(card.classes))
         if config.trainer.channels_last:
@@ -89,9 +110,8 @@ def train(
         elif resume:
             _unchanged(Run(out), data.split.fingerprint)
             if first_process():
-                write_text(
-                    out / "config.yaml", dump(config, Run(out).reasons(config))
-                )  # how long and on what may be new
+                # How long and on what may be new.
+                write_text(out / "config.yaml", dump(config, Run(out).reasons(config)))
         module = TrainingModule(model, config, card.evaluated, recover=lambda epoch, step: _batch(data, epoch, step))
         callbacks: list[Any] = [Checkpoints(out)]
         callbacks += [EpochLines(config.trainer.epochs)] if show else []
