@@ -127,8 +127,8 @@ def _score_run(given: dict[str, Any]) -> tuple[Evaluation, Path | None]:
     run = open_run(given["model"])
     if not given["quiet"] and first_process():
         print(f"evaluating {given['model']} on its {given.get('split', 'test')} part", file=sys.stderr, flush=True)
-    options = {name: given[name] for name in _OPTIONS if name in given}
-    options = (placed(options.pop("device")) if "device" in options else {}) | options
+    options: dict[str, Any] = placed(given["device"]) if "device" in given else {}
+    options |= {name: given[name] for name in _OPTIONS if name in given and name != "device"}
     if options.get("devices", "").isdigit():
         options["devices"] = int(options["devices"])
     data = {key: given[name] for name, key in _DATA.items() if name in given}
