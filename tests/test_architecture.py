@@ -31,6 +31,7 @@ LAYERS = [
     "data.intensity",
     "data.case",
     "data.augment",
+    "data.rules",
     "data.splits",
     "data.loader",
     "data.store",

@@ -199,6 +199,7 @@ class Cases(ABC):
         names, patients: one of each per case.
         declared: the split that the data's owner gave each case; ``None`` when there is none.
         patients_known: False where the source does not tell which cases are of one patient.
+        patients_assumed: what was assumed to tell the patients apart, in words; empty where the source tells.
         flips: what makes the modes of data whose modes are known; see :class:`~ambiseg.data.sets.street.flips.Flips`.
         fingerprint: :func:`ambiseg.data.splits.fingerprint` of all cases, where it was computed before.
     """
@@ -212,6 +213,7 @@ class Cases(ABC):
     patients: Sequence[str]
     declared: Sequence[str] | None = None
     patients_known: bool = True
+    patients_assumed: str = ""
     flips: tuple[Flip, ...] = ()
     fingerprint: str | None = None
 

@@ -62,6 +62,7 @@ class Store(Cases):
         self.intensity = Intensity(**header["intensity"])
         self.flips = tuple(Flip(**flip) for flip in header.get("flips", []))
         self.patients_known: bool = header.get("patients_known", True)
+        self.patients_assumed: str = header.get("patients_assumed", "")
         self.fingerprint = header.get("fingerprint")
         self._state: str = header["state"]
         self._about: dict[str, Any] = header.get("about", {})
@@ -165,6 +166,7 @@ def _write(cases: Cases, folder: Path, state: str, progress: Progress | None) ->
         "intensity": asdict(cases.intensity),
         "count": len(lines),
         "patients_known": cases.patients_known,
+        **({"patients_assumed": cases.patients_assumed} if cases.patients_assumed else {}),
         "fingerprint": combine(line["digest"] for line in lines),
         "about": cases.about(),
         **({"flips": [asdict(flip) for flip in cases.flips]} if cases.flips else {}),

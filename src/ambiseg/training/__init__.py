@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ambiseg._util.errors import ConfigError
+from ambiseg._util.errors import ConfigError, DataError
 from ambiseg._util.extras import require
 from ambiseg._util.files import atomic_write, write_text
 from ambiseg._util.processes import first_process, quiet_lightning
@@ -65,9 +65,17 @@ def train(
     show = not quiet and first_process()
     with _threads(config.trainer.threads):
         with reporting("preparing data", not show) as progress:
-            data = DataModule(_with_policy(config), progress=progress)
+            # A run goes on with its own split: one that is made anew may be another, if the rule or the data changed.
+            data = DataModule(_with_policy(config), split=Run(out).split if resume else None, progress=progress)
             data.prepare_data()
-            data.setup()
+            try:
+                data.setup()
+                if resume:
+                    data.split.verify(data.cases)
+            except DataError as error:
+                if resume:
+                    raise ConfigError(f"{out}: the data must be those that the run began with: {error}") from None
+                raise
         card = Card.of(data.cases, data.intensity, method_named(config.model.method))
         pl.seed_everything(config.seed, verbose=False)
         model = build_model(config, card.channels, len(card.classes))
@@ -75,10 +83,8 @@ def train(
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if first_process() and not resume:
             Run.create(out, config, card, data.split, command if command is not None else sys.argv)
-        elif resume:
-            _unchanged(Run(out), data.split.fingerprint)
-            if first_process():
-                write_text(out / "config.yaml", dump(config))  # how long and on what may be new
+        elif first_process():
+            write_text(out / "config.yaml", dump(config))  # how long and on what may be new
         module = TrainingModule(model, config, card.evaluated, recover=lambda epoch, step: _batch(data, epoch, step))
         callbacks: list[Any] = [Checkpoints(out)]
         callbacks += [EpochLines(config.trainer.epochs)] if show else []
@@ -199,11 +205,6 @@ def _same(run: Run, asked: Config) -> Config:
             hint = "start a new run in another folder for that"
             raise ConfigError(f"{run.folder}: expected {key} {has} as the run has it, found {found}; {hint}")
     return allowed
-
-
-def _unchanged(run: Run, fingerprint: str) -> None:
-    if run.split.fingerprint != fingerprint:
-        raise ConfigError(f"{run.folder}: expected the data that the run began with, found that they have changed")
 
 
 def _how_to_resume(out: Path) -> str:
