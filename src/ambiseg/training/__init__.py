@@ -18,7 +18,9 @@ from ambiseg._util.extras import require
 from ambiseg._util.files import atomic_write, write_text
 from ambiseg._util.processes import first_process, quiet_lightning
 from ambiseg._util.progress import reporting
+from ambiseg._util.text import count
 from ambiseg.config import Config, dump
+from ambiseg.data.case import Cases
 from ambiseg.data.config import DataConfig
 from ambiseg.data.loader import Batch
 from ambiseg.methods import method_named
@@ -76,6 +78,8 @@ def train(
                 if resume:
                     raise ConfigError(f"{out}: the data must be those that the run began with: {error}") from None
                 raise
+        if show and data.cases.patients_assumed:
+            print(_assumed(data.cases), file=sys.stderr, flush=True)
         card = Card.of(data.cases, data.intensity, method_named(config.model.method))
         pl.seed_everything(config.seed, verbose=False)
         model = build_model(config, card.channels, len(card.classes))
@@ -126,6 +130,11 @@ def _trainer(config: Config, out: Path, callbacks: list[Any], several: bool) -> 
         num_sanity_val_steps=0,
         default_root_dir=out,
     )
+
+
+def _assumed(cases: Cases) -> str:
+    of = f"{count(len(cases), 'image')} of {count(len(set(cases.patients)), 'patient')}"
+    return f'{of}: {cases.patients_assumed} ("patient" in ambiseg.json sets it; ".+" keeps each image on its own)'
 
 
 def _with_policy(config: Config) -> DataConfig:

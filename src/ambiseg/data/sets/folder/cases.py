@@ -28,6 +28,7 @@ from ambiseg.data.sets.folder.labels import (
 )
 from ambiseg.data.sets.folder.layout import Entry, MaskFile, list_folder
 from ambiseg.data.sets.folder.manifest import find_manifest, list_manifest
+from ambiseg.data.sets.folder.persons import FOLDERS, Persons, find_persons
 from ambiseg.data.sets.folder.reading import Files, Kind, may_be_stack
 from ambiseg.data.sets.folder.settings import FolderSettings
 from ambiseg.io.errors import FileError, Problem
@@ -94,7 +95,7 @@ class Folder(Cases):
         self.title = self.settings.title or self.root.resolve().name
         self.problems: list[Problem] = []
         self.seen: Values | None = None  # in the masks, once they were looked through
-        self._quiet, self._strict = quiet, strict
+        self._quiet, self._strict, self._manifest = quiet, strict, manifest is not None
         self._tolerant = nullcontext() if strict else suppress(FileError)  # the checker reports it with the case
         listing = list_manifest(manifest) if manifest else list_folder(self.root, self.settings)
         for problem in listing.problems:
@@ -108,6 +109,8 @@ class Folder(Cases):
             found = f"found {count(len(bare), 'case')} without"
             self._report(Problem("E008", str(bare[0].image), f"expected a split for all cases or none, {found}"))
         self._files = Files(self.settings, 1 + max((len(entry.masks) for entry in self.entries), default=0))
+        self.persons = self._assume() if self.settings.patient is None else None
+        self.patients_assumed = self.persons.text if self.persons else ""
         self._patient_of = {entry.name: self._patient(entry) for entry in self.entries}
 
     def _report(self, problem: Problem) -> None:
@@ -115,13 +118,24 @@ class Folder(Cases):
             raise FileError(problem)
         self.problems.append(problem)
 
+    def _assume(self) -> Persons | None:
+        """How patients follow from the names, where neither settings nor a manifest nor several folders tell them."""
+        folders = {entry.patient for entry in self.entries}
+        if len(folders - {None}) > 1 or (self._manifest and folders != {None}):
+            return None if self._manifest else FOLDERS
+        return find_persons([entry.name for entry in self.entries])
+
     def _patient(self, entry: Entry) -> str:
+        if self.persons is not None and self.persons is not FOLDERS:
+            fits = re.match(self.persons.pattern, entry.name)
+            return fits[1] if fits else entry.name
         if self.settings.patient is not None:
             if fits := re.search(self.settings.patient, entry.name):
                 return fits[1] if fits.re.groups and fits[1] else fits[0]
             message = f"expected {self.settings.patient!r} to find the patient in {entry.name!r}, found nothing"
             self._report(Problem("E009", str(entry.image), message))
-        return entry.patient or entry.name
+        alone = self.persons is None and not self._manifest  # all images in one folder: it is nobody's
+        return entry.name if alone else entry.patient or entry.name
 
     def _slices(self, entry: Entry, image: Source | None) -> list[_Place]:
         """The cases of one entry: one for a picture (which need not be opened for this), one per slice of a volume."""
@@ -214,7 +228,8 @@ class Folder(Cases):
             for path in (entry.image, *(mask.path for mask in entry.masks)):
                 files = sorted(path.iterdir()) if path.is_dir() else [path]
                 parts += [f"{file.absolute()} {(about := file.stat()).st_size} {about.st_mtime_ns}" for file in files]
-            parts += [entry.name, str(entry.patient), str(entry.split)]
+            patient = self._patient_of[entry.name]
+            parts += [entry.name, str(None if patient == entry.name else patient), str(entry.split)]
             parts += [f"{mask.reader} {mask.weight}" for mask in entry.masks]
         return digest(*parts)
 
