@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ambiseg import transport
 from ambiseg.masks import MaskDistribution, Masks, as_masks, exact
-from ambiseg.overlap import Absent, check_classes, common_valid, compatible, joint_iou, pairwise_iou
+from ambiseg.overlap import Absent, check_classes, common_valid, compatible, joint_overlap, pairwise_iou
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,7 @@ def ged(
     >>> ged(readers, readers).item(), ged(readers[:, :1], readers).item()
     (0.0, 0.5)
     """
-    pred, truth = compatible(pred, truth)
-    d = 1 - joint_iou(pred, truth, classes, _protocol(protocol).absent(classes))
-    N, u, v = pred.count, _weights(pred), _weights(truth)
-    cross = _expectation(d[:, :N, N:], u, v)
-    within_pred = _self_expectation(d[:, :N, :N], u, unbiased)
-    within_truth = _self_expectation(d[:, N:, N:], v)
-    return _scored(2 * cross - within_pred - within_truth, pred, truth)
+    return compare(pred, truth, classes, protocol).ged(unbiased)
 
 
 def matched_iou(pred: Masks, truth: Masks, classes: Sequence[int] = (1,), protocol: str = "mose") -> Tensor:
@@ -110,12 +104,7 @@ def matched_iou(pred: Masks, truth: Masks, classes: Sequence[int] = (1,), protoc
     pred, truth = compatible(pred, truth)
     rule = _protocol(protocol)
     iou = pairwise_iou(pred, truth, classes, rule.absent(classes))
-    u, v = _weights(pred), _weights(truth)
-    undefined = (iou.isnan() & (u[:, :, None] * v[:, None] > 0)).flatten(1).any(1)
-    iou = iou.nan_to_num(nan=0.0)
-    match = _rectangular_plan if rule.matching == "rectangular" else transport.optimal_plan
-    value = (match(1 - iou, u, v) * iou).sum((1, 2))
-    return _scored(value.masked_fill(undefined, torch.nan), pred, truth)
+    return _scored(_matched(iou, _weights(pred), _weights(truth), rule), pred, truth)
 
 
 def sample_diversity(
@@ -129,6 +118,69 @@ def sample_diversity(
     masks = as_masks(masks)
     d = 1 - pairwise_iou(masks, masks, classes, _protocol(protocol).absent(classes))
     return _scored(_self_expectation(d, _weights(masks), unbiased), masks, masks)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The masks of two distributions beside each other: all metrics that are made of their IoUs, for the price of one.
+
+    Attributes:
+        pred, truth: N and M masks per image.
+        iou: ``[B, N + M, N + M]`` of every pair.
+        marked: ``[B, N + M]`` bool, which masks have any of the classes.
+        rule: how the IoUs were averaged, and are matched.
+    """
+
+    pred: MaskDistribution
+    truth: MaskDistribution
+    iou: Tensor
+    marked: Tensor
+    rule: Protocol
+
+    def ged(self, unbiased: bool = False) -> Tensor:
+        """:func:`ged` of the two."""
+        d, N, u, v = 1 - self.iou, self.pred.count, _weights(self.pred), _weights(self.truth)
+        cross = _expectation(d[:, :N, N:], u, v)
+        within_pred = _self_expectation(d[:, :N, :N], u, unbiased)
+        within_truth = _self_expectation(d[:, N:, N:], v)
+        return self._scored(2 * cross - within_pred - within_truth)
+
+    def matched_iou(self) -> Tensor:
+        """:func:`matched_iou` of the two."""
+        N = self.pred.count
+        return self._scored(_matched(self.iou[:, :N, N:], _weights(self.pred), _weights(self.truth), self.rule))
+
+    def diversity(self, strata: int = 1) -> Tensor:
+        """:func:`sample_diversity` of ``pred``, ``[B]``; with K > 1 ``strata`` of equally many masks, of each alone,
+        taken as equally likely, ``[B, K]``."""
+        B, N = len(self.pred), self.pred.count
+        d = 1 - self.iou[:, :N, :N]
+        if strata == 1:
+            return self._scored(_expectation(d, u := _weights(self.pred), u))
+        S = N // strata
+        blocks = d.view(B, strata, S, strata, S).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).reshape(-1, S, S)
+        alike = torch.full_like(blocks[:, 0], 1 / S)
+        return self._scored(_expectation(blocks, alike, alike).view(B, strata))
+
+    def truth_diversity(self) -> Tensor:
+        """:func:`sample_diversity` of ``truth``."""
+        N = self.pred.count
+        return self._scored(_expectation(1 - self.iou[:, N:, N:], v := _weights(self.truth), v))
+
+    def _scored(self, values: Tensor) -> Tensor:
+        return _scored(values, self.pred, self.truth)
+
+
+def compare(pred: Masks, truth: Masks, classes: Sequence[int] = (1,), protocol: str = "mose") -> Comparison:
+    """Compute the IoUs of all pairs once; the arguments are those of :func:`ged`.
+
+    >>> readers = torch.tensor([[[[0, 0, 1, 1]], [[0, 0, 0, 0]]]])
+    >>> both = compare(readers[:, :1], readers)
+    >>> both.ged().item(), both.matched_iou().item(), both.truth_diversity().item()
+    (0.5, 0.5, 0.5)
+    """
+    (pred, truth), rule = compatible(pred, truth), _protocol(protocol)
+    return Comparison(pred, truth, *joint_overlap(pred, truth, classes, rule.absent(classes)), rule)
 
 
 def _weights(masks: MaskDistribution) -> Tensor:
@@ -150,6 +202,14 @@ def _self_expectation(d: Tensor, u: Tensor, unbiased: bool = False) -> Tensor:
         raise ValueError(f"unbiased needs at least 2 samples per image, found {d.shape[1]}")
     diagonal = torch.eye(d.shape[1], dtype=torch.bool, device=d.device)
     return _expectation(d.masked_fill(diagonal, 0), u, u) / (1 - u.square().sum(1))
+
+
+def _matched(iou: Tensor, u: Tensor, v: Tensor, rule: Protocol) -> Tensor:
+    undefined = (iou.isnan() & (u[:, :, None] * v[:, None] > 0)).flatten(1).any(1)
+    iou = iou.nan_to_num(nan=0.0)
+    match = _rectangular_plan if rule.matching == "rectangular" else transport.optimal_plan
+    value = (match(1 - iou, u, v) * iou).sum((1, 2))
+    return value.masked_fill(undefined, torch.nan)
 
 
 def _rectangular_plan(cost: Tensor, u: Tensor, v: Tensor) -> Tensor:
@@ -404,4 +464,7 @@ def _protocol(name: str) -> Protocol:
 def _scored(values: Tensor, pred: MaskDistribution, truth: MaskDistribution) -> Tensor:
     """nan for images without a valid pixel, where every rule about empty masks would be about nothing."""
     valid = common_valid(pred, truth)
-    return values if valid is None else values.masked_fill(~valid.flatten(1).any(1), torch.nan)
+    if valid is None:
+        return values
+    nothing = ~valid.flatten(1).any(1)
+    return values.masked_fill(nothing.view(-1, *[1] * (values.ndim - 1)), torch.nan)

@@ -19,9 +19,9 @@ from ambiseg.methods.base import Predictive, Stratified
 from ambiseg.methods.drawing import Drawing, draw, settings_of
 from ambiseg.metrics import (
     PROTOCOLS,
+    Comparison,
     ReliabilityCurve,
-    ged,
-    matched_iou,
+    compare,
     pixel_entropy,
     reliability_curve,
     sample_diversity,
@@ -122,20 +122,21 @@ def _score(
     curves: list[dict[str, ReliabilityCurve]] = [{} for _ in names]
     modes: list[dict[str, ModeScores]] = [{} for _ in names]
     regions = annotations.regions if rules.flips and isinstance(annotations, RegionMasks) else None
+    marginal = annotations.marginal_probs(rules.classes).cpu().contiguous()
     for key, drawing in drawings:
-        for i, (row, curve) in enumerate(_compare(drawing, annotations, rules, names[0])):
+        for i, (row, curve) in enumerate(_compare(drawing, annotations, marginal, rules, names[0])):
             scores[i][key], curves[i][key] = row, curve
         if regions is not None:
             placed = score_modes(drawing, regions, rules.flips, rules.evaluated, rules.protocol)
             for found, mode in zip(modes, placed, strict=True):
                 found.update({} if mode is None else {key: mode})
-    present = annotations.mass > 0
+    present, drawn = annotations.mass > 0, marked(annotations, rules.evaluated)
     columns = {
         "name": names,
         "patient": patients,
-        "readers": (marked(annotations, rules.evaluated) & present).sum(1).tolist(),
+        "readers": (drawn & present).sum(1).tolist(),
         "readers_total": present.sum(1).tolist(),
-        "empty_share": empty_mass(annotations, rules.evaluated).tolist(),
+        "empty_share": empty_mass(annotations, drawn).tolist(),
         "strata_weights": strata_weights or [None] * len(names),
         "scores": scores,
     }
@@ -149,32 +150,36 @@ def _score(
 
 
 def _compare(
-    drawing: Drawing, annotations: MaskDistribution, rules: ScoringRules, name: str
+    drawing: Drawing, annotations: MaskDistribution, marginal: Tensor, rules: ScoringRules, name: str
 ) -> list[tuple[dict[str, Number], ReliabilityCurve]]:
-    """All metrics and the binned pixels of each image of a batch whose first image is ``name``."""
+    """All metrics and the binned pixels of each image of a batch whose first image is ``name``.
+
+    ``marginal`` is that of the annotations, on the CPU.
+    """
     masks = drawing.masks
     if (valid := common_valid(masks, annotations)) is not None:
         masks = replace(masks, valid=valid)  # diversity and entropy of the same pixels as the other metrics
+    both = compare(masks, annotations, **rules.options)
     try:
-        matched = matched_iou(masks, annotations, **rules.options)
+        matched = both.matched_iou()
     except ValueError as error:  # a protocol that has no weighted form
         raise ConfigError(f"{name}: {error}") from None
-    distance, diversity = ged(masks, annotations, **rules.options), sample_diversity(masks, **rules.options)
-    curves = _curves(masks, annotations, rules)
+    distance, diversity = both.ged(), both.diversity()
+    curves = _curves(masks, marginal, rules)
     values = {
         "ged": distance,
-        "ged_unbiased": distance - bias(masks, diversity, rules, drawing.strata),
+        "ged_unbiased": distance - bias(both, drawing.strata),
         "matched_iou": matched,
         "diversity": diversity,
         "entropy": pixel_entropy(masks, rules.classes),
         "ece": torch.tensor([curve.ece for curve in curves], dtype=torch.float64),
-        "empty_mass": empty_mass(masks, rules.evaluated),
+        "empty_mass": empty_mass(masks, both.marked[:, : masks.count]),
     }
     columns = zip(*(values[metric].tolist() for metric in METRICS), strict=True)
     return [(dict(zip(METRICS, row, strict=True)), curve) for row, curve in zip(columns, curves, strict=True)]
 
 
-def bias(masks: MaskDistribution, diversity: Tensor, rules: ScoringRules, strata: int = 1) -> Tensor:
+def bias(both: Comparison, strata: int = 1) -> Tensor:
     """Expected excess of the GED of these draws, because each mask is compared with itself too, ``[B]``.
 
     Independent draws of weights w:  D · Σw² / (1 − Σw²),  which is D / (N − 1) when they are equal.
@@ -182,22 +187,17 @@ def bias(masks: MaskDistribution, diversity: Tensor, rules: ScoringRules, strata
     different strata have no bias. D is the diversity of all masks, D_k of those of a stratum. nan where there is only
     one draw.
     """
-    weights = exact(masks.mass)
+    weights = exact(both.pred.mass)
     if strata == 1:
         weights = weights / weights.sum(1, keepdim=True)
         squares = weights.square().sum(1)
-        return diversity * squares / (1 - squares)
-    B, S = len(masks), masks.count // strata
+        return both.diversity() * squares / (1 - squares)
+    B, S = len(weights), both.pred.count // strata
     if S < 2:
-        return torch.full_like(diversity, torch.nan)
-    alone = MaskDistribution(
-        masks.labels.reshape(B * strata, S, *masks.spatial),
-        valid=None if masks.valid is None else masks.valid.repeat_interleave(strata, 0),
-    )
-    within = sample_diversity(alone, **rules.options).view(B, strata)
+        return weights.new_full((B,), torch.nan)
     share = weights.view(B, strata, S).sum(2)
     share = share / share.sum(1, keepdim=True)
-    return torch.where(share > 0, share.square() * within, 0).sum(1) / (S - 1)
+    return torch.where(share > 0, share.square() * both.diversity(strata), 0).sum(1) / (S - 1)
 
 
 def marked(masks: MaskDistribution, evaluated: Sequence[int]) -> Tensor:
@@ -206,28 +206,35 @@ def marked(masks: MaskDistribution, evaluated: Sequence[int]) -> Tensor:
     >>> marked(MaskDistribution(torch.tensor([[[[0, 2]], [[0, 1]]]])), (1,))
     tensor([[False,  True]])
     """
-    found = torch.zeros(masks.labels.shape[:2], dtype=torch.bool, device=masks.device)
+    if isinstance(masks, RegionMasks) and masks.regions is not None:
+        labels, valid = masks.regions.labels, masks.regions.size > 0
+    else:
+        labels, valid = masks.labels.flatten(2), None if masks.valid is None else masks.valid.flatten(1)
+    found = torch.zeros(labels.shape[:2], dtype=torch.bool, device=labels.device)
     for label in evaluated:
-        there = masks.labels == label
-        found |= (there if masks.valid is None else there & masks.valid[:, None]).flatten(2).any(2)
+        there = labels == label
+        found |= (there if valid is None else there & valid[:, None]).any(2)
     return found
 
 
-def empty_mass(masks: MaskDistribution, evaluated: Sequence[int]) -> Tensor:
+def empty_mass(masks: MaskDistribution, marked: Tensor) -> Tensor:
     """Probability of a mask that holds none of the classes, ``[B]``; nan where no pixel counts.
 
-    >>> empty_mass(MaskDistribution(torch.tensor([[[[0, 0]], [[0, 1]]]]), torch.tensor([[0.25, 0.75]])), (1,))
+    ``marked [B, N]`` says which hold any.
+
+    >>> masks = MaskDistribution(torch.tensor([[[[0, 0]], [[0, 1]]]]), torch.tensor([[0.25, 0.75]]))
+    >>> empty_mass(masks, marked(masks, (1,)))
     tensor([0.2500], dtype=torch.float64)
     """
     mass = exact(masks.mass.detach())
     mass = mass / mass.sum(1, keepdim=True)
-    value = torch.where(marked(masks, evaluated), 0, mass).sum(1)
+    value = torch.where(marked, 0, mass).sum(1)
     return value if masks.valid is None else value.masked_fill(~masks.valid.flatten(1).any(1), torch.nan)
 
 
-def _curves(masks: MaskDistribution, annotations: MaskDistribution, rules: ScoringRules) -> list[ReliabilityCurve]:
+def _curves(masks: MaskDistribution, true: Tensor, rules: ScoringRules) -> list[ReliabilityCurve]:
     # On the CPU, image by image: a GPU adds in another order each time, and sums must not depend on the batch.
-    predicted, true = (x.marginal_probs(rules.classes).cpu().contiguous() for x in (masks, annotations))
+    predicted = masks.marginal_probs(rules.classes).cpu().contiguous()
     valid = [None] * len(masks) if masks.valid is None else masks.valid.cpu().split(1)
     images = zip(predicted.split(1), true.split(1), valid, strict=True)
     return [reliability_curve(p, t, rules.evaluated, valid=v) for p, t, v in images]
