@@ -201,7 +201,7 @@ def test_unbiased_distance_of_stratified_draws_is_right_on_average():
             torch.stack([support[0, a], support[0, b], support[1, c], support[1, d]])[None], weights
         )
         plain.append(ged(masks, truth).item())
-        corrected.append(plain[-1] - bias(compare(masks, truth), strata=2).item())
+        corrected.append(plain[-1] - bias(masks, compare(masks, truth).diversity(strata=2)).item())
     assert np.mean(corrected) == pytest.approx(limit, abs=1e-7)
     assert np.mean(plain) > limit + 0.01
 
@@ -324,7 +324,7 @@ def test_json_and_csv_hold_every_number(found, tmp_path):
     found.save(path)
     assert Evaluation.load(path) == found
     content = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert content["format"] == "ambiseg.Evaluation/2"
+    assert content["format"] == "ambiseg.Evaluation/3"
     assert {"run", "split", "protocol", "which", "seed", "images", "patients", "classes", "evaluated"} <= set(content)
     rows = list(csv.DictReader((tmp_path / "evaluation.csv").read_text().splitlines()))
     assert len(rows) == found.images * len(found.settings)

@@ -123,7 +123,7 @@ def test_unbiased_weighted_by_hand_and_its_limits():
     # E[d(S,S′)] without self-pairs: 2·.9·.1·1 / (1 − .81 − .01) = 1;   2·(.9·0 + .1·1) − 1 − 0
     assert ged(pred, a, unbiased=True).item() == pytest.approx(0.2 - 1)
     assert sample_diversity(pred, unbiased=True).item() == pytest.approx(1)
-    with pytest.raises(ValueError, match="at least 2 samples per image, found 1"):
+    with pytest.raises(ValueError, match="at least 2 masks per image, found 1"):
         ged(a, b, unbiased=True)
 
 
@@ -337,5 +337,5 @@ def test_one_comparison_has_all_that_the_metrics_have(protocol):
     equal(both.truth_diversity(), sample_diversity(truth, **options))
     alone = [sample_diversity(MaskDistribution(x, valid=pred.valid), **options) for x in pred.labels.split(2, 1)]
     equal(both.diversity(strata=3), torch.stack(alone, 1))
-    marked = [((x.labels > 0) & x.valid[:, None]).flatten(2).any(2) for x in (pred, truth)]
+    marked = [(x.class_ids(3) > 0).flatten(2).any(2) for x in (pred, truth)]
     assert torch.equal(both.marked, torch.cat(marked, 1))

@@ -9,7 +9,7 @@ What papers call by one name they compute in different ways. :data:`PROTOCOLS` h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from ambiseg import transport
+from ambiseg.intervals import Interval as Interval
+from ambiseg.intervals import bootstrap as bootstrap
 from ambiseg.masks import MaskDistribution, Masks, as_masks, exact
 from ambiseg.overlap import Absent, check_classes, common_valid, compatible, joint_overlap, pairwise_iou
 
@@ -59,7 +61,11 @@ PROTOCOLS: dict[str, Protocol] = {
 
 
 def ged(
-    pred: Masks, truth: Masks, classes: Sequence[int] = (1,), protocol: str = "mose", unbiased: bool = False
+    pred: Masks,
+    truth: Masks,
+    classes: Sequence[int] = (1,),
+    protocol: str = "mose",
+    unbiased: bool | Literal["both"] = False,
 ) -> Tensor:
     """Squared generalised energy distance, with d = 1 − IoU:
 
@@ -72,13 +78,20 @@ def ged(
     whatever N is; single images may then be slightly negative. The annotations are taken as the truth itself, not
     as a sample of it, and keep their self-pairs.
 
+    Where M annotators are themselves a sample of all possible ones, the third term is too small by a factor 1 − 1/M
+    as well, and even a perfect sampler, which draws from where the annotators come from, has
+
+        E[GED] = E[d(Y, Y′)] (1/M + 1/N).
+
+    ``unbiased="both"`` leaves the self-pairs out on both sides, so that it scores 0 on average.
+
     Args:
         pred: N masks per image.
         truth: M masks per image of the same size.
         classes: class ids over which IoU is averaged.
         protocol: a name in :data:`PROTOCOLS`.
-        unbiased: see above. With weights w the correction is 1 − Σw²: right for independent draws. nan where one
-            mask has all the weight.
+        unbiased: False, True (predictions only) or ``"both"``, see above. With weights w the correction is 1 − Σw²:
+            right for independent draws. nan where one mask has all the weight.
 
     Returns:
         ``[B]``, nan where a pair of masks has none of the classes and the protocol does not say what that means.
@@ -137,12 +150,14 @@ class Comparison:
     marked: Tensor
     rule: Protocol
 
-    def ged(self, unbiased: bool = False) -> Tensor:
+    def ged(self, unbiased: bool | Literal["both"] = False) -> Tensor:
         """:func:`ged` of the two."""
+        if unbiased not in (False, True, "both"):
+            raise ValueError(f"unbiased must be False, True or 'both', found {unbiased!r}")
         d, N, u, v = 1 - self.iou, self.pred.count, _weights(self.pred), _weights(self.truth)
         cross = _expectation(d[:, :N, N:], u, v)
-        within_pred = _self_expectation(d[:, :N, :N], u, unbiased)
-        within_truth = _self_expectation(d[:, N:, N:], v)
+        within_pred = _self_expectation(d[:, :N, :N], u, bool(unbiased))
+        within_truth = _self_expectation(d[:, N:, N:], v, unbiased == "both")
         return self._scored(2 * cross - within_pred - within_truth)
 
     def matched_iou(self) -> Tensor:
@@ -199,7 +214,7 @@ def _self_expectation(d: Tensor, u: Tensor, unbiased: bool = False) -> Tensor:
     if not unbiased:
         return _expectation(d, u, u)
     if d.shape[1] < 2:
-        raise ValueError(f"unbiased needs at least 2 samples per image, found {d.shape[1]}")
+        raise ValueError(f"unbiased needs at least 2 masks per image, found {d.shape[1]}")
     diagonal = torch.eye(d.shape[1], dtype=torch.bool, device=d.device)
     return _expectation(d.masked_fill(diagonal, 0), u, u) / (1 - u.square().sum(1))
 
@@ -263,8 +278,15 @@ class ReliabilityCurve:
 
     @property
     def ece(self) -> float:
-        """Expected calibration error,  Σ_bins |Σ confidence − Σ accuracy| / total;  nan without a pixel."""
+        """Expected calibration error,  Σ_bins |Σ confidence − Σ accuracy| / total;  nan where no pixel is in a bin."""
+        if not self.count.any():
+            return float("nan")
         return float((self.confidence_sum - self.accuracy_sum).abs().sum() / self.total)
+
+    @property
+    def share(self) -> float:
+        """The share of the pixels looked at that are in a bin, on which :attr:`ece` rests; nan without a pixel."""
+        return float(self.count.sum() / self.total)
 
     def __add__(self, other: ReliabilityCurve) -> ReliabilityCurve:
         """The curve of both sets of pixels together."""
@@ -357,7 +379,8 @@ def ece(
 ) -> float:
     """Expected calibration error, pixels pooled over all images:  Σ_bins share · |mean confidence − mean accuracy|.
 
-    The arguments are those of :func:`reliability_curve`, which it summarises. nan when no pixel is valid.
+    The arguments are those of :func:`reliability_curve`, which it summarises. nan where no pixel is in a bin,
+    because none is valid or none is predicted as one of the classes: nothing was measured.
 
     >>> round(ece(torch.tensor([[[[.2]], [[.8]]]]), torch.tensor([[[[.5]], [[.5]]]])), 4)
     0.3
@@ -376,83 +399,6 @@ def pixel_entropy(masks: Masks, classes: int | None = None) -> Tensor:
     if masks.valid is None:
         return entropy.mean(1)
     return entropy.sum(1) / masks.valid.flatten(1).sum(1)
-
-
-# -- uncertainty of the averages -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean with its bootstrap confidence interval; prints as ``0.1903 [0.1810, 0.2002]``."""
-
-    mean: float
-    low: float
-    high: float
-    level: float
-
-    def __str__(self) -> str:
-        return f"{self.mean:.4f} [{self.low:.4f}, {self.high:.4f}]"
-
-
-def bootstrap(
-    values: Tensor | np.ndarray | Sequence[float],
-    groups: Iterable[object] | None = None,
-    *,
-    baseline: Tensor | np.ndarray | Sequence[float] | None = None,
-    level: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
-) -> Interval:
-    """Percentile interval of the mean over images, resampling whole groups (patients) with replacement.
-
-    Images of one patient are alike, so resampling images would promise too much. nan values are left out. A single
-    group says nothing about others: its interval has nan bounds.
-
-    Args:
-        values: one value per image.
-        groups: the patient of each image; every image its own when ``None``.
-        baseline: another method's values on the same images: the interval is then of the paired difference
-            values − baseline, and the methods differ at this level where it excludes 0.
-
-    >>> print(bootstrap([.1, .2, .3, .4], groups=["ann", "ann", "bob", "bob"], resamples=1000))
-    0.2500 [0.1500, 0.3500]
-    """
-    x = _numbers(values)
-    if x.ndim != 1 or x.size == 0:
-        raise ValueError(f"values must be one number an image, found shape {list(x.shape)}")
-    if baseline is not None:
-        y = _numbers(baseline)
-        if y.shape != x.shape:
-            raise ValueError(f"baseline must hold as many values, found {y.size} against {x.size}")
-        x = x - y
-    names = list(range(x.size) if groups is None else groups)
-    if len(names) != x.size:
-        raise ValueError(f"groups must name the group of each of {x.size} images, found {len(names)}")
-    for i, name in enumerate(names):
-        if name is None or name != name:
-            raise ValueError(f"groups must name the group of each image, found {name} for image {i}")
-    if not 0 < level < 1 or resamples < 1:
-        raise ValueError(f"level must be in (0, 1) and resamples positive, found {level} and {resamples}")
-    scored = ~np.isnan(x)
-    if not scored.any():
-        return Interval(np.nan, np.nan, np.nan, level)
-    numbers: dict[object, int] = {}
-    group = np.array([numbers.setdefault(name, len(numbers)) for name, ok in zip(names, scored, strict=True) if ok])
-    sums, counts = np.bincount(group, x[scored]), np.bincount(group)
-    if len(sums) < 2:
-        return Interval(float(x[scored].mean()), np.nan, np.nan, level)
-    rng, size = np.random.default_rng(seed), len(sums)
-    means = []
-    for start in range(0, resamples, step := max(1, 2**22 // size)):  # a block of draws at a time: bounded memory
-        drawn = rng.integers(size, size=(min(step, resamples - start), size))
-        means.append(sums[drawn].sum(1) / counts[drawn].sum(1))
-    means = np.concatenate(means)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(x[scored].mean()), float(low), float(high), level)
-
-
-def _numbers(values: Tensor | np.ndarray | Sequence[float]) -> np.ndarray:
-    return values.detach().cpu().double().numpy() if isinstance(values, Tensor) else np.asarray(values, np.float64)
 
 
 def _protocol(name: str) -> Protocol:

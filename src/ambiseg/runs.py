@@ -204,7 +204,8 @@ class Run:
         """The trained network in evaluation mode, with the card of its data."""
         path = self._weights(which)
         with torch.random.fork_rng(devices=[]):  # weights that are about to be replaced take nothing from the caller
-            method = build_model(self.config, self.card.channels, len(self.card.classes))
+            fresh = self.config.model_copy(update={"backbone": self.config.backbone.without_weights()})
+            method = build_model(fresh, self.card.channels, len(self.card.classes))
         read_weights(method, path)
         method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a third faster on CPUs
         return TrainedModel(method.to(device).eval(), self.card, str(self.folder), which)

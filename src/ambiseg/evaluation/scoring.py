@@ -19,7 +19,6 @@ from ambiseg.methods.base import Predictive, Stratified
 from ambiseg.methods.drawing import Drawing, draw, settings_of
 from ambiseg.metrics import (
     PROTOCOLS,
-    Comparison,
     ReliabilityCurve,
     compare,
     pixel_entropy,
@@ -105,7 +104,7 @@ def score_masks(
     """
     (scored,) = _score([(key, Drawing(masks, 1))], annotations, [name], [patient], rules)
     if masks.weights is not None and float(masks.weights.max() - masks.weights.min()) > 1e-6:
-        scored.scores.scores[key]["ged_unbiased"] = None
+        scored.scores.scores[key].update(ged_unbiased=None, ged_unbiased_both=None)
     return scored
 
 
@@ -123,6 +122,7 @@ def _score(
     modes: list[dict[str, ModeScores]] = [{} for _ in names]
     regions = annotations.regions if rules.flips and isinstance(annotations, RegionMasks) else None
     marginal = annotations.marginal_probs(rules.classes).cpu().contiguous()
+    own = sample_diversity(annotations, **rules.options), pixel_entropy(annotations, rules.classes)
     for key, drawing in drawings:
         for i, (row, curve) in enumerate(_compare(drawing, annotations, marginal, rules, names[0])):
             scores[i][key], curves[i][key] = row, curve
@@ -140,7 +140,6 @@ def _score(
         "strata_weights": strata_weights or [None] * len(names),
         "scores": scores,
     }
-    own = sample_diversity(annotations, **rules.options), pixel_entropy(annotations, rules.classes)
     scored = []
     for i, (diversity, entropy) in enumerate(zip(*(values.tolist() for values in own), strict=True)):
         about: dict[str, Any] = {name: column[i] for name, column in columns.items()}
@@ -159,45 +158,50 @@ def _compare(
     masks = drawing.masks
     if (valid := common_valid(masks, annotations)) is not None:
         masks = replace(masks, valid=valid)  # diversity and entropy of the same pixels as the other metrics
-    both = compare(masks, annotations, **rules.options)
+    pair = compare(masks, annotations, **rules.options)
     try:
-        matched = both.matched_iou()
+        matched = pair.matched_iou()
     except ValueError as error:  # a protocol that has no weighted form
         raise ConfigError(f"{name}: {error}") from None
-    distance, diversity = both.ged(), both.diversity()
+    distance, diversity = pair.ged(), pair.diversity()
     curves = _curves(masks, marginal, rules)
+    unbiased = distance - bias(masks, diversity if drawing.strata == 1 else pair.diversity(drawing.strata))
+    # Modes that are known are all there are, not a sample of more.
+    unknown = torch.full_like(unbiased, torch.nan)
     values = {
         "ged": distance,
-        "ged_unbiased": distance - bias(both, drawing.strata),
+        "ged_unbiased": unbiased,
+        "ged_unbiased_both": unknown if rules.flips else unbiased - bias(annotations, pair.truth_diversity()),
         "matched_iou": matched,
         "diversity": diversity,
         "entropy": pixel_entropy(masks, rules.classes),
         "ece": torch.tensor([curve.ece for curve in curves], dtype=torch.float64),
-        "empty_mass": empty_mass(masks, both.marked[:, : masks.count]),
+        "empty_mass": empty_mass(masks, pair.marked[:, : masks.count]),
     }
     columns = zip(*(values[metric].tolist() for metric in METRICS), strict=True)
     return [(dict(zip(METRICS, row, strict=True)), curve) for row, curve in zip(columns, curves, strict=True)]
 
 
-def bias(both: Comparison, strata: int = 1) -> Tensor:
-    """Expected excess of the GED of these draws, because each mask is compared with itself too, ``[B]``.
+def bias(masks: MaskDistribution, diversity: Tensor) -> Tensor:
+    """Expected excess of the GED of these masks, because each is compared with itself too, ``[B]``.
 
     Independent draws of weights w:  D · Σw² / (1 − Σw²),  which is D / (N − 1) when they are equal.
     S draws from each of K strata of shares π (the compact form):  Σ_k π_k² D_k / (S − 1),  because pairs of
-    different strata have no bias. D is the diversity of all masks, D_k of those of a stratum. nan where there is only
-    one draw.
+    different strata have no bias. ``diversity`` is D ``[B]`` of all masks, or D_k ``[B, K]`` of those of each stratum. nan
+    where there is only one draw.
     """
-    weights = exact(both.pred.mass)
-    if strata == 1:
+    weights = exact(masks.mass)
+    if diversity.ndim == 1:
         weights = weights / weights.sum(1, keepdim=True)
         squares = weights.square().sum(1)
-        return both.diversity() * squares / (1 - squares)
-    B, S = len(weights), both.pred.count // strata
+        return diversity * squares / (1 - squares)
+    B, K = diversity.shape
+    S = masks.count // K
     if S < 2:
         return weights.new_full((B,), torch.nan)
-    share = weights.view(B, strata, S).sum(2)
+    share = weights.view(B, K, S).sum(2)
     share = share / share.sum(1, keepdim=True)
-    return torch.where(share > 0, share.square() * both.diversity(strata), 0).sum(1) / (S - 1)
+    return torch.where(share > 0, share.square() * diversity, 0).sum(1) / (S - 1)
 
 
 def marked(masks: MaskDistribution, evaluated: Sequence[int]) -> Tensor:

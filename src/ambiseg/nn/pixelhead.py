@@ -189,7 +189,7 @@ def _first_of_greatest(scores: Tensor) -> Tensor:
     if not scores.is_cpu or C > 255:
         return scores.argmax(0)
     greatest = scores.numpy() == scores.amax(0).numpy()
-    return torch.from_numpy(C - (greatest.view(np.uint8) * np.arange(C, 0, -1, np.uint8)[:, None]).max(0))
+    return torch.from_numpy(C - (greatest.view(np.uint8) * np.arange(C, 0, -1, dtype=np.uint8)[:, None]).max(0))
 
 
 def label_dtype(classes: int) -> torch.dtype:
