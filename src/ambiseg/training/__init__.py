@@ -81,7 +81,7 @@ def train(
             data = DataModule(_with_policy(config), progress=progress)
             data.prepare_data()
             data.setup()
-        card = Card.of(data.cases, data.intensity, method_named(config.model.method))
+        card = Card.of(data.cases, data.intensity, method_named(config.model.method), *data.trained_on())
         pl.seed_everything(config.seed, verbose=False)
         model = build_model(config, card.channels, len(card.classes))
         if config.trainer.channels_last:
