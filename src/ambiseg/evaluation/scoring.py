@@ -187,8 +187,8 @@ def bias(masks: MaskDistribution, diversity: Tensor) -> Tensor:
 
     Independent draws of weights w:  D · Σw² / (1 − Σw²),  which is D / (N − 1) when they are equal.
     S draws from each of K strata of shares π (the compact form):  Σ_k π_k² D_k / (S − 1),  because pairs of
-    different strata have no bias. ``diversity`` is D ``[B]`` of all masks, or D_k ``[B, K]`` of those of each stratum. nan
-    where there is only one draw.
+    different strata have no bias. ``diversity`` is D ``[B]`` of all masks, or D_k ``[B, K]`` of those of each stratum.
+    nan where there is only one draw.
     """
     weights = exact(masks.mass)
     if diversity.ndim == 1:
