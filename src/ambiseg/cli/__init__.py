@@ -116,6 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not isinstance(known, DataError | OSError | MissingExtra):  # of ours, not about the user's input or disk
             raise
         text = " ".join(str(known).split())
+        if hasattr(chosen, "recipe"):  # settings are options of this command
+            text = re.sub(r"(?<![\w./-])(data\.(?:fold|fractions|options|root|split|split_seed)\b)", r"--\1", text)
         if isinstance(known, OSError) and known.filename is not None and known.strerror:
             text = f"{known.filename}: {known.strerror}"
         print(f"ambiseg: {text}", file=sys.stderr)

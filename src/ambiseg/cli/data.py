@@ -160,7 +160,7 @@ def _split(arguments: argparse.Namespace) -> int:
 
     from ambiseg._util.progress import reporting
     from ambiseg._util.tables import table
-    from ambiseg.data.splits import Split, check_leakage
+    from ambiseg.data.splits import EmptyPart, Split, check_leakage
 
     check_json(arguments)
     cases = _open(arguments)
@@ -175,7 +175,10 @@ def _split(arguments: argparse.Namespace) -> int:
             split = Split.declared(cases, seed=arguments.seed, progress=progress)
         else:
             pairs = _pairs("--fractions", arguments.fractions, float, "PART=SHARE such as train=0.7")
-            split = Split.by_hash(cases, pairs, arguments.seed, progress)
+            try:
+                split = Split.by_hash(cases, pairs, arguments.seed, progress)
+            except EmptyPart as error:
+                raise error.naming("--seed {}") from None
     with reporting("comparing", arguments.quiet) as progress:
         check_leakage(cases, split, progress=progress)
     split.save(arguments.out)

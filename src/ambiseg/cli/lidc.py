@@ -70,8 +70,14 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _summary(store: Any, cases: Any, out: str) -> None:
+    from ambiseg.data.sets.lidc import FORMS
+    from ambiseg.data.sets.lidc.released import SERIES
+
     patients = count(len(set(store.patients)), "patient") if store.patients_known else "patients not known"
-    parts = "no parts declared: training divides the patients by hash, see `ambiseg data split`"
+    parts = "no parts declared: training divides the patients by hash (--data.split hash), see `ambiseg data split`"
+    if store.declared is None and FORMS["pickle"] is type(cases):
+        found = len({crop.series for crop in cases.crops})
+        parts = f"the split released with the paper needs all {SERIES} series, found {found}; {parts}"
     if store.declared is not None:
         counts = Counter(store.declared)
         listed = ", ".join(f"{part} {counts[part]:,}" for part in sorted(counts, key="train val test".find))
