@@ -225,7 +225,7 @@ def test_train_auto_from_folder_to_prediction(tmp_path, capsys, monkeypatch):
     root = write(tmp_path / "scans", *discs(24))
     quick = ["--data.windows", "1", "--trainer.epochs", "2", "--backbone.channels", "[4, 8]"]
     command = ["train", "auto", "--data.root", str(root), *quick]
-    assert main([*command, "--print_config"]) == 0
+    assert main([*command, "--print-config"]) == 0
     text = capsys.readouterr().out
     (tmp_path / "recipe.yaml").write_text(text)
     assert main([*command, "--out", "run"]) == 0

@@ -89,11 +89,12 @@ def evaluate(
     parts = opened.split
     if split not in parts.parts:
         raise ConfigError(f"{opened.folder / 'split.json'}: expected part {split!r}, found {', '.join(parts.parts)}")
-    model = opened.model(which)
-
-    from ambiseg.evaluation.loop import PartData, ScoringModule, score_part
-
     silent = quiet or not first_process()
+    with reporting("loading the model", silent):
+        model = opened.model(which)
+
+        from ambiseg.evaluation.loop import PartData, ScoringModule, score_part
+
     with reporting("preparing data", silent) as report:
         module = PartData(config, split=parts, part=split, progress=report)
         try:
@@ -113,9 +114,10 @@ def evaluate(
     about = {"run": str(opened.folder), "split": split, "data": card.title, "evaluated": list(card.evaluated)}
     about |= {"unit": module.cases.unit, "annotator": module.cases.annotator}
     about |= {"protocol": protocol, "which": which, "weights": opened.digest(which), "seed": seed, "threads": threads}
-    return summarise(
-        scored, card.classes, rules.flips, card.stratum or "stratum", batch_size=config.eval_batch_size, **about
-    )
+    with reporting("computing intervals", silent):
+        return summarise(
+            scored, card.classes, rules.flips, card.stratum or "stratum", batch_size=config.eval_batch_size, **about
+        )
 
 
 def evaluation_path(run: Run, split: str = "test") -> Path:

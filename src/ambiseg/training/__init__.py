@@ -13,14 +13,17 @@ from typing import Any
 
 import torch
 
-from ambiseg._util.errors import ConfigError
+from ambiseg._util.errors import ConfigError, DataError
 from ambiseg._util.extras import require
 from ambiseg._util.files import atomic_write, write_text
 from ambiseg._util.own import imported, is_reference
 from ambiseg._util.processes import first_process, quiet_lightning
 from ambiseg._util.progress import reporting
+from ambiseg._util.terminal import animated
+from ambiseg._util.text import count
 from ambiseg.config import Config, dump
-from ambiseg.data.config import DataConfig
+from ambiseg.data.case import Cases
+from ambiseg.data.config import DataConfig, dataset_at
 from ambiseg.data.loader import Batch
 from ambiseg.methods import method_named
 from ambiseg.nn.own import SMP
@@ -64,11 +67,13 @@ def train(
     ``run.json``.
     """
     require("train")
-    import lightning.pytorch as pl
+    show = not quiet and first_process()
+    with reporting("loading", not show):  # Lightning takes seconds
+        import lightning.pytorch as pl
 
-    from ambiseg.data.module import DataModule
-    from ambiseg.training.callbacks import Checkpoints, EpochLines, ProgressBar
-    from ambiseg.training.module import NonFiniteLoss, TrainingModule
+        from ambiseg.data.module import DataModule
+        from ambiseg.training.callbacks import Checkpoints, EpochLines, ProgressBar
+        from ambiseg.training.module import NonFiniteLoss, TrainingModule
 
     if not isinstance(config, Config) and os.fspath(config) == AUTO:
         planned = plan(settings=settings)
@@ -85,20 +90,26 @@ def train(
         Run.claim(out)
     if is_reference(config.backbone.name) and not config.backbone.name.startswith(SMP):
         imported(config.backbone.name, "backbone.name")  # what cannot be imported is said before data are read
-    show = not quiet and first_process()
     with _threads(config.trainer.threads):
         with reporting("preparing data", not show) as progress:
-            data = DataModule(_with_policy(config), progress=progress)
+            # A run goes on with its own split: one that is made anew may be another, if the rule or the data changed.
+            data = DataModule(_with_policy(config), split=Run(out).split if resume else None, progress=progress)
             data.prepare_data()
-            data.setup()
+            try:
+                data.setup()
+                if resume:
+                    data.split.verify(data.cases)
+            except DataError as error:
+                if resume:
+                    raise ConfigError(f"{out}: the data must be those that the run began with: {error}") from None
+                raise
+        if show and data.cases.patients_assumed:
+            print(_assumed(data.cases), file=sys.stderr, flush=True)
         warned = warnings_of(config, data) if first_process() and not resume else []
         if show and warned:
             print(*(f"warning: {line}" for line in warned), sep="\n", file=sys.stderr, flush=True)
             if reasons is None:
-                where = (
-                    f"name {data.config.name}" if data.config.root is None else f"root {shlex.quote(data.config.root)}"
-                )
-                print(f"note: `ambiseg train auto --data.{where}` fits all settings to these data", file=sys.stderr)
+                print(f"note: `{_auto(data.config)}` fits all settings to these data", file=sys.stderr, flush=True)
         card = Card.of(data.cases, data.intensity, method_named(config.model.method), *data.trained_on())
         pl.seed_everything(config.seed, verbose=False)
         model = build_model(config, card.channels, len(card.classes))
@@ -107,15 +118,12 @@ def train(
         if first_process() and not resume:
             typed = command if command is not None else sys.argv
             Run.create(out, config, card, data.split, typed, reasons=reasons, warnings=warned)
-        elif resume:
-            _unchanged(Run(out), data.split.fingerprint)
-            if first_process():
-                # How long and on what may be new.
-                write_text(out / "config.yaml", dump(config, Run(out).reasons(config)))
+        elif first_process():  # how long and on what may be new
+            write_text(out / "config.yaml", dump(config, Run(out).reasons(config)))
         module = TrainingModule(model, config, card.evaluated, recover=lambda epoch, step: _batch(data, epoch, step))
         callbacks: list[Any] = [Checkpoints(out)]
         callbacks += [EpochLines(config.trainer.epochs)] if show else []
-        callbacks += [ProgressBar()] if show and sys.stderr.isatty() else []
+        callbacks += [ProgressBar(console_kwargs={"stderr": True})] if show and animated() else []
         with quiet_lightning():
             trainer = _trainer(config, out, callbacks, several=len(module.groups) > 1)
             try:
@@ -127,6 +135,12 @@ def train(
     if trainer.interrupted:
         raise Stopped(_how_to_resume(out))
     return Run(out)
+
+
+def _auto(data: DataConfig) -> str:
+    """The command that plans a training on these data."""
+    options = [f"--data.name {data.name}"] if data.root is None or data.name != dataset_at(data.root) else []
+    return " ".join(["ambiseg train auto", *options, *([f"--data.root {shlex.quote(data.root)}"] if data.root else [])])
 
 
 def _trainer(config: Config, out: Path, callbacks: list[Any], several: bool) -> Any:
@@ -153,6 +167,11 @@ def _trainer(config: Config, out: Path, callbacks: list[Any], several: bool) -> 
         num_sanity_val_steps=0,
         default_root_dir=out,
     )
+
+
+def _assumed(cases: Cases) -> str:
+    of = f"{count(len(cases), 'image')} of {count(len(set(cases.patients)), 'patient')}"
+    return f'{of}: {cases.patients_assumed} ("patient" in ambiseg.json sets it; ".+" keeps each image on its own)'
 
 
 def _with_policy(config: Config) -> DataConfig:
@@ -232,11 +251,6 @@ def _same(run: Run, asked: Config) -> Config:
             hint = "start a new run in another folder for that"
             raise ConfigError(f"{run.folder}: expected {key} {has} as the run has it, found {found}; {hint}")
     return allowed
-
-
-def _unchanged(run: Run, fingerprint: str) -> None:
-    if run.split.fingerprint != fingerprint:
-        raise ConfigError(f"{run.folder}: expected the data that the run began with, found that they have changed")
 
 
 def _how_to_resume(out: Path) -> str:
