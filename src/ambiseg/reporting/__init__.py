@@ -64,5 +64,5 @@ def report(
             evaluation.save(evaluation_path(opened, split))
     gallery = make_gallery(opened, evaluation, cases, samples, data, quiet) if cases else None
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(target, page(opened, evaluation, gallery, folder))
+    write_text(target, page(opened, evaluation, gallery, folder, quiet))
     return target
