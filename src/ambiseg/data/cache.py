@@ -61,7 +61,10 @@ def open_cached(
             raise DataError(f"data.cache: expected a folder that can be written, found {place}: {reason}") from None
         _note(f"the cache {place} cannot be written ({reason}): files are decoded whenever they are needed")
         return cases
-    return cases if store is None else store
+    if store is None:
+        return cases
+    store.group, store.annotator = cases.group, cases.annotator  # words, which a store of earlier days does not have
+    return store
 
 
 def user_cache() -> Path:

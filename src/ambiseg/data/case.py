@@ -199,6 +199,8 @@ class Cases(ABC):
         names, patients: one of each per case.
         declared: the split that the data's owner gave each case; ``None`` when there is none.
         patients_known: False where the source does not tell which cases are of one patient.
+        group: what ``patients`` are called in tables: patient, sequence …
+        annotator: what a mask of the table is called: reader, or mode where modes are known.
         flips: what makes the modes of data whose modes are known; see :class:`~ambiseg.data.sets.street.flips.Flips`.
         fingerprint: :func:`ambiseg.data.splits.fingerprint` of all cases, where it was computed before.
     """
@@ -212,6 +214,8 @@ class Cases(ABC):
     patients: Sequence[str]
     declared: Sequence[str] | None = None
     patients_known: bool = True
+    group: str = "patient"
+    annotator: str = "reader"
     flips: tuple[Flip, ...] = ()
     fingerprint: str | None = None
 
@@ -224,6 +228,11 @@ class Cases(ABC):
 
     def __iter__(self) -> Iterator[Case]:
         return (self[i] for i in range(len(self)))
+
+    @property
+    def unit(self) -> str:
+        """What is resampled for intervals: :attr:`group`, or a case where groups are not known."""
+        return self.group if self.patients_known else "case"
 
     def origin(self, index: int) -> dict[str, Any]:
         """Where one case comes from (series, slice, place in it …), ready for JSON; a store keeps it."""

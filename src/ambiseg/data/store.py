@@ -62,6 +62,8 @@ class Store(Cases):
         self.intensity = Intensity(**header["intensity"])
         self.flips = tuple(Flip(**flip) for flip in header.get("flips", []))
         self.patients_known: bool = header.get("patients_known", True)
+        self.group: str = header.get("group", Cases.group)
+        self.annotator: str = header.get("annotator", Cases.annotator)
         self.fingerprint = header.get("fingerprint")
         self._state: str = header["state"]
         self._about: dict[str, Any] = header.get("about", {})
@@ -165,6 +167,8 @@ def _write(cases: Cases, folder: Path, state: str, progress: Progress | None) ->
         "intensity": asdict(cases.intensity),
         "count": len(lines),
         "patients_known": cases.patients_known,
+        "group": cases.group,
+        "annotator": cases.annotator,
         "fingerprint": combine(line["digest"] for line in lines),
         "about": cases.about(),
         **({"flips": [asdict(flip) for flip in cases.flips]} if cases.flips else {}),

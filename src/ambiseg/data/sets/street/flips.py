@@ -52,7 +52,7 @@ class Flips(Cases):
         self.title = title or f"{cases.title}, {2 ** len(self.flips)} modes"
         self.channels, self.intensity = cases.channels, cases.intensity
         self.names, self.patients, self.declared = cases.names, cases.patients, cases.declared
-        self.patients_known = cases.patients_known
+        self.patients_known, self.group, self.annotator = cases.patients_known, cases.group, "mode"
 
     def __getitem__(self, index: int) -> Case:
         return self._flipped(self.cases[index])

@@ -75,6 +75,8 @@ class LabelledImages(Cases):
             it is void, the class of the nearest pixel that has one is taken, so that no void mask is in the input.
     """
 
+    group = "sequence"
+
     def __init__(
         self,
         images: Sequence[LabelledImage],
