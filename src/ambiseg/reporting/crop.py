@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_MARGIN, _LEAST = 0.3, 32  # of the longer side of what is marked, on each side of it; pixels that are shown at least
+_MARGIN, _LEAST = 0.3, 24  # of the longer side of what is marked, on each side of it; pixels that are shown at least
 _WHOLE = 0.8  # of an image's height and width: what is larger is shown as a whole
 
 
@@ -59,7 +59,8 @@ def crop_around(marked: np.ndarray) -> Crop:
     longer = max(np.ptp(rows), np.ptp(columns)) + 1
     side = max(_LEAST, int(np.ceil((1 + 2 * _MARGIN) * longer)))
     (top, bottom), (left, right) = (
-        _around(int(found[0]), int(found[-1]) + 1, side, most) for found, most in zip((rows, columns), size, strict=True)
+        _around(int(found[0]), int(found[-1]) + 1, side, most)
+        for found, most in zip((rows, columns), size, strict=True)
     )
     crop = Crop(top, left, bottom, right, size)
     return Crop.of(size) if bottom - top >= _WHOLE * size[0] and right - left >= _WHOLE * size[1] else crop

@@ -97,22 +97,21 @@ def best_epoch(history: History) -> int | None:
     return int(min(scored, key=lambda row: row["val_ged"])["epoch"]) if scored else None
 
 
-def curves(
-    figure: Figure, history: History, keys: Sequence[str], label: str, changes: Sequence[Change] = ()
-) -> None:
+def curves(figure: Figure, history: History, keys: Sequence[str], label: str, changes: Sequence[Change] = ()) -> None:
     """Several columns of the history on one axis, with a line where a setting changed."""
     axes = figure.add_subplot()
     for key, colour in zip(keys, SERIES, strict=False):
         _line(axes, history, key, colour)
+    levels: list[float] = []  # where the label of the last change on each line of text ends
     for change in changes:
         start, end = change.first - 0.5, change.last - 0.5
         if end > start:
             axes.axvspan(start, end, color=OTHERS, alpha=0.25, linewidth=0)
         axes.axvline(start, color=SOFT, linewidth=1.2, linestyle=(0, (1, 1.5)))
-        axes.text(
-            start, 0.98, f" {change.label} ", transform=axes.get_xaxis_transform(), rotation=90, size=7, color=SOFT,
-            ha="right", va="top", linespacing=1,
-        )  # fmt: skip
+        line = next((i for i, taken in enumerate(levels) if taken < start), len(levels))
+        levels[line:] = [start + 0.5 * (history[-1]["epoch"] - history[0]["epoch"])]
+        place = axes.get_xaxis_transform()
+        axes.text(start, 1.01 + 0.06 * line, change.label, transform=place, size=7.5, color=SOFT, ha="center")
     axes.set_ylabel(label)
     _finish(axes, history)
     figure.legend(loc="outside upper left", ncols=3, columnspacing=1.2)

@@ -121,6 +121,11 @@ class Gallery:
     matches: Mapping[str, ModeMatches] = field(default_factory=dict)  # of some cases, for data of known modes
 
     @property
+    def ground(self) -> bool:
+        """Whether class 0 is what is left when nothing is marked, and is not drawn."""
+        return self.colours[0] == GROUND
+
+    @property
     def places(self) -> dict[str, tuple[str, str]]:
         """The first kind of every case, and its id on the page: it is drawn there, and linked from other kinds."""
         found: dict[str, tuple[str, str]] = {}

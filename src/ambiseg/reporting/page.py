@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
@@ -15,6 +16,7 @@ from ambiseg import config as configuration
 from ambiseg._util.progress import reporting
 from ambiseg._util.text import count
 from ambiseg.evaluation.results import Evaluation, SettingScores
+from ambiseg.methods import method_named
 from ambiseg.methods.schedules import Schedule
 from ambiseg.metrics import PROTOCOLS
 from ambiseg.reporting.figures import THIRD, Figures, Plot
@@ -39,7 +41,9 @@ def page(run: Run, evaluation: Evaluation, gallery: Gallery | None, folder: Path
         if gallery is not None:
             save_cases(gallery, evaluation, made)
     standing, end = standings(evaluation, headline)
-    metrics = {key: metric.worded(**words) for key, metric in METRICS.items() if headline.known(key)}
+    metrics = {key: metric.worded(**words) for key, metric in METRICS.items()}
+    if headline.metrics["ged_unbiased_both"].mean is None:  # evaluations of earlier versions do not have it
+        del metrics["ged_unbiased_both"]
     buckets = headline.buckets if len(headline.buckets) > 1 else []
     sections = {
         "cases": "Cases" if gallery else "",
@@ -63,8 +67,8 @@ def page(run: Run, evaluation: Evaluation, gallery: Gallery | None, folder: Path
         history=history,
         best_epoch=curves.best_epoch(history),
         unvalidated=_unvalidated(run),
-        changes=curves.changes(history, _scheduled(run)),
-        meanings=_meanings(run),
+        changes=(moved := curves.changes(history, _scheduled(run))),
+        meanings=_meanings(run, moved),
         evaluation=evaluation,
         headline=headline,
         purpose=purpose(evaluation),
@@ -126,10 +130,15 @@ def _scheduled(run: Run) -> list[str]:
     return [name for name, field in fields.items() if Schedule in get_args(field.annotation)]
 
 
-def _meanings(run: Run) -> dict[str, str]:
-    """What the scheduled settings are, in the method's own words."""
-    fields = type(run.config.model).model_fields
-    return {name: fields[name].description or "" for name in _scheduled(run)}
+def _meanings(run: Run, moved: Sequence[curves.Change]) -> dict[str, dict[str, str]]:
+    """What the terms of the loss and the settings that moved are, in the method's own words."""
+    fields, logged = type(run.config.model).model_fields, {key for row in run.history for key in row}
+    terms = method_named(run.config.model.method).terms
+    return {
+        "loss": {name: text for name, text in terms.items() if any(key.endswith(name) for key in logged)},
+        "schedules": {change.name: fields[change.name].description or "" for change in moved},
+        "validation": {},
+    }
 
 
 def _unvalidated(run: Run) -> str:

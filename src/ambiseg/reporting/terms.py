@@ -38,7 +38,7 @@ METRICS = {
     ),
     "ged_unbiased_both": Metric(
         "GED, unbiased in both",
-        "nor a {annotator} with itself: 0 for a perfect model, however few {annotator}s there are",
+        "nor a {annotator} with itself: 0 on average for a perfect model, however few {annotator}s; may be below 0",
         "less is better",
         3,
     ),
@@ -68,10 +68,9 @@ def purpose(evaluation: Evaluation) -> str:
     names = [evaluation.classes[i] for i in evaluation.evaluated if i < len(evaluation.classes)]
     if evaluation.modes is not None or not 0 < len(names) <= _SHOWN:
         return "From one image, this model predicts every way in which it may be labelled, and how likely each is."
-    what = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
     return (
-        f"From one image, this model predicts the different outlines of {what} that {evaluation.annotator}s may draw, "
-        "and how likely each is."
+        f"From one image, this model predicts the outlines that different {evaluation.annotator}s may draw "
+        f"({', '.join(names)}), and how likely each is."
     )
 
 

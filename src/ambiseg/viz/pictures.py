@@ -83,10 +83,17 @@ def probability(probs: np.ndarray, colours: Sequence[str], ground: bool = True) 
     return np.where(mass >= 0.005, np.concatenate([mixed, alpha[None]]), 0).clip(0, 255).round().astype(np.uint8)
 
 
-def soft(picture: np.ndarray) -> np.ndarray:
-    """``[4, H, W]`` of :func:`probability` as ``[h, w, 4]``, in steps of 2 %, which take a fifth of the bytes."""
+def soft(picture: np.ndarray, tone: str | None = None) -> np.ndarray:
+    """``[4, H, W]`` of :func:`probability` as ``[h, w, 4]``, in steps of 2 %, which take a fifth of the bytes.
+
+    Args:
+        tone: a colour instead of those of the classes.
+    """
     levels = np.moveaxis(scaled_values(picture, SMALL), 0, -1)
-    return (levels / 5).round().astype(np.uint8) * 5
+    levels = (levels / 5).round().astype(np.uint8) * 5
+    if tone is not None:
+        levels[..., :3] = np.where(levels[..., 3:] > 0, palette([tone])[0], 0)
+    return levels
 
 
 def heat(values: np.ndarray, top: float) -> np.ndarray:
