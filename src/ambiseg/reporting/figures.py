@@ -149,7 +149,8 @@ def anchors(figure: Figure, standings: Sequence[Standing], end: float) -> None:
     for height, row in zip(y, standings, strict=True):
         colour, at = BLUE if row.model else SOFT, row.place * end / 100
         if row.span is not None:
-            axes.hlines(height, *(place * end / 100 for place in row.span), color=colour, linewidth=1.4)
+            low, high = row.span
+            axes.hlines(height, low * end / 100, high * end / 100, color=colour, linewidth=1.4)
         axes.plot([at], [height], "o", color=colour, markersize=8 if row.model else 5)
         axes.annotate(
             row.value, (at, height), (7, 6), textcoords="offset points", size=8, color=colour,

@@ -147,7 +147,7 @@ def _unvalidated(run: Run) -> str:
         return ""
     every, epochs = run.config.trainer.check_every, len(run.history)
     if every > epochs:
-        return f"it comes every {every} epochs, and {count(epochs, 'epoch')} were made"
+        return f"it comes every {every} epochs, and the run has {epochs}"
     return "no validation image has a score"
 
 
