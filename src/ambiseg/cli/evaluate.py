@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.processes import first_process
 from ambiseg._util.tables import table
-from ambiseg._util.text import count
+from ambiseg._util.text import count, some
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +24,7 @@ examples:
   ambiseg evaluate runs/demo --form standard --protocol kohl2018
   ambiseg evaluate runs/demo --devices 4                    four processes; the numbers are the same
   ambiseg evaluate runs/mine --root /new/place/of/scans     the data have moved
+  ambiseg evaluate runs/f1 runs/f2 runs/f3 --out folds.json pool the folds of a cross-validation
   ambiseg evaluate --predictions masks/ --truth scans/      masks that predict or another tool wrote
 
 For a run, RUN/evaluation-SPLIT.json and .csv are written; for mask files nothing, unless --out names a file.
@@ -56,7 +57,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
         formatter_class=formatter,
         allow_abbrev=False,
     )
-    made.add_argument("model", nargs="?", metavar="RUN", help="the folder of a run, or demo")
+    made.add_argument("model", nargs="*", metavar="RUN", help="the folder of a run, or demo; several folds are pooled")
     made.add_argument("--split", metavar="PART", help="train, val or test (default: test; for files: all)")
     made.add_argument("--samples", nargs="+", type=int, metavar="N", help="masks per image (default: 16)")
     made.add_argument("--form", nargs="+", metavar="FORM", help="standard, compact (default: all that the method has)")
@@ -83,7 +84,7 @@ _DATA = {"root": "root", "batch_size": "eval_batch_size", "workers": "workers"} 
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    given = {name: value for name, value in vars(arguments).items() if value is not None}
+    given = {name: value for name, value in vars(arguments).items() if value is not None and value != []}
     files = given.keys() & {"predictions", "truth"}
     if not files and "model" not in given:
         raise ConfigError("evaluate: expected the folder of a run, or --predictions DIR --truth DIR, found neither")
@@ -124,15 +125,17 @@ def _score_run(given: dict[str, Any]) -> tuple[Evaluation, Path | None]:
     from ambiseg.evaluation import evaluate, evaluation_path
     from ambiseg.runs import is_shipped, open_run
 
-    run = open_run(given["model"])
+    runs = [open_run(model) for model in given["model"]]
     if not given["quiet"] and first_process():
-        print(f"evaluating {given['model']} on its {given.get('split', 'test')} part", file=sys.stderr, flush=True)
+        names = some(given["model"])
+        print(f"evaluating {names} on the {given.get('split', 'test')} part", file=sys.stderr, flush=True)
     options = {name: given[name] for name in _OPTIONS if name in given}
     if (devices := options.get("devices", "")).isdigit():
         options["devices"] = int(devices)
     data = {key: given[name] for name, key in _DATA.items() if name in given}
-    found = evaluate(run, forms=given.get("form"), data=data, **options)
-    return found, None if is_shipped(given["model"]) else evaluation_path(run, found.split)
+    found = evaluate(runs, forms=given.get("form"), data=data, **options)
+    saved = len(runs) == 1 and not is_shipped(given["model"][0])
+    return found, evaluation_path(runs[0], found.split) if saved else None
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -144,6 +147,10 @@ def show(found: Evaluation, console: Console) -> None:
     sizes = f"{count(found.images, 'image')} of {count(found.patients, found.unit)}"
     title = f"{found.run}: {found.split} of {found.data}, {sizes}, protocol {found.protocol}{weights}"
     console.print(title, style="bold", soft_wrap=True)
+    if found.folds is not None:
+        console.print(str(found.folds), soft_wrap=True)
+        if found.folds.differing:
+            console.print(f"settings that differ between the runs: {some(found.folds.differing, 8)}", soft_wrap=True)
     _show_averages(found, console)
     _show_buckets(found, console)
     if found.strata is not None:
