@@ -27,6 +27,8 @@ examples:
   ambiseg evaluate runs/mine --root /new/place/of/scans     the data have moved
   ambiseg evaluate runs/f1 runs/f2 runs/f3 --out folds.json pool the folds of a cross-validation
   ambiseg evaluate --predictions masks/ --truth scans/      masks that predict or another tool wrote
+  ambiseg evaluate --predictions masks/ --truth scans/ --split runs/mine/split.json   of the test part of a run
+  ambiseg evaluate --predictions masks/ --truth scans/ --partial                      of the cases that are there
 
 For a run, RUN/evaluation-SPLIT.json and .csv are written; for mask files nothing, unless --out names a file.
 Predicted masks are what `ambiseg predict` wrote; or DIR/SAMPLE/CASE.png or DIR/CASE/SAMPLE.png, in any format of a
@@ -59,7 +61,10 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
         allow_abbrev=False,
     )
     made.add_argument("model", nargs="*", metavar="RUN", help="the folder of a run, or demo; several folds are pooled")
-    made.add_argument("--split", metavar="PART", help="train, val or test (default: test; for files: all)")
+    part = (
+        "train, val or test (default: test; for files: all); for files also RUN/split.json, whose test part is scored"
+    )
+    made.add_argument("--split", metavar="PART", help=part)
     made.add_argument("--samples", nargs="+", type=int, metavar="N", help="masks per image (default: 16)")
     made.add_argument("--form", nargs="+", metavar="FORM", help="standard, compact (default: all that the method has)")
     made.add_argument("--protocol", metavar="NAME", help="how masks are scored (default: the run's or a new run's)")
@@ -74,6 +79,8 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     made.add_argument("--threads", type=int, metavar="T", help="per process; may change the last digit (default: 1)")
     made.add_argument("--predictions", metavar="DIR", help="score these masks instead of a run")
     made.add_argument("--truth", metavar="DIR", help="the readers' masks, for --predictions")
+    partial = "score the cases that have a prediction, and say how many have none"
+    made.add_argument("--partial", action="store_true", default=None, help=partial)
     made.add_argument("--out", metavar="FILE", help="write the JSON here, and the CSV beside it")
     add_json(made)
     made.add_argument("--quiet", action="store_true", help="print nothing but errors")
@@ -92,6 +99,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         raise ConfigError("evaluate: expected the folder of a run, or --predictions DIR --truth DIR, found neither")
     if files and "model" in given:
         raise ConfigError("evaluate: expected RUN, or --predictions and --truth, found both")
+    if "partial" in given and not files:
+        raise ConfigError("evaluate: expected --partial with --predictions only, found it with a RUN")
     if len(files) == 1:
         raise ConfigError("evaluate: expected --predictions and --truth together, found one of them")
     found, out = _score_files(given) if files else _score_run(given)
@@ -113,7 +122,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 def _score_files(given: dict[str, Any]) -> tuple[Evaluation, Path | None]:
     from ambiseg.evaluation import evaluate_files
 
-    options = {name: given[name] for name in ("protocol", "split", "quiet") if name in given}
+    options = {name: given[name] for name in ("protocol", "split", "quiet", "partial") if name in given}
     for name in (*_OPTIONS, "form", *_DATA):
         if name in given and name not in options:
             option = f"--{name.replace('_', '-')}"
@@ -148,6 +157,9 @@ def show(found: Evaluation, console: Console) -> None:
     sizes = f"{count(found.images, 'image')} of {count(found.patients, found.unit)}"
     title = f"{found.run}: {found.split} of {found.data}, {sizes}, protocol {found.protocol}{weights}"
     console.print(title, style="bold", soft_wrap=True)
+    if found.unpredicted:
+        of = count(found.images + found.unpredicted, "case")
+        console.print(f"scored {found.images:,} of {of}; the others have no prediction", soft_wrap=True)
     if found.folds is not None:
         console.print(str(found.folds), soft_wrap=True)
         if found.folds.differing:

@@ -64,8 +64,8 @@ def check_folds(runs: Sequence[Run]) -> Folds:
 def pool(folds: Folds, scored: Mapping[str, tuple[Sequence[ScoredCase], dict[str, Any]]]) -> Evaluation:
     """One evaluation of all folds, from the scored images of each run and what is to be said of it.
 
-    Strata are left out: the first expert of one model has nothing to do with the first of another. Settings that not
-    all models have, such as a compact form of another number of experts, are left out too.
+    Strata are left out: the first stratum of one model has nothing to do with the first of another. Settings that not
+    all models have, such as a compact form of another number of strata, are left out too.
     """
     parts = [scored[run] for run in folds.runs]
     keys = [key for key in parts[0][0][0].scores.scores if all(key in part[0].scores.scores for part, _ in parts)]

@@ -280,6 +280,7 @@ class Evaluation(_Record):
         modes: for data of known modes; else ``None``.
         cases: every image with its scores.
         folds: of a cross-validation, where several runs were pooled; else ``None``.
+        unpredicted: for mask files, number of cases that were left out because they have none.
     """
 
     run: str
@@ -306,6 +307,7 @@ class Evaluation(_Record):
     modes: Modes | None = None
     cases: list[CaseScores]
     folds: Folds | None = None
+    unpredicted: int = 0
 
     def setting(self, form: str, samples: int) -> SettingScores:
         """The averages of one form and number of samples."""
