@@ -52,7 +52,7 @@ def test_the_pool_is_all_images_once(folds):
     )
     cases = [case for one in alone for case in one.cases]
     assert [case.scores["standard-4"] for case in pooled.cases] == [case.scores["standard-4"] for case in cases]
-    ged = [case.scores["standard-4"]["ged"] for case in cases]
+    ged = [case.scores["standard-4"]["ged"] or 0.0 for case in cases]
     assert pooled.setting("standard", 4).metrics["ged"].mean == pytest.approx(sum(ged) / len(ged))
     assert pooled.strata is None
     assert pooled.folds == Folds(count=3, folds=[1, 2, 3], runs=list(map(str, folds)))
