@@ -77,7 +77,8 @@ def evaluate(
     runs = [run] if isinstance(run, (str, os.PathLike, Run)) else list(run)
     if len(runs) == 1:
         scored, about = _score_run(runs[0], **options)
-        return summarise(scored, **about)
+        with reporting("computing intervals", quiet or not first_process()):
+            return summarise(scored, **about)
     if not runs:
         raise ConfigError("evaluate: expected a run or the folds of a cross-validation, found none")
     if split != "test":
@@ -127,16 +128,15 @@ def _score_run(
     parts = opened.split
     if split not in parts.parts:
         known = ", ".join(parts.parts)
-        hint = (
-            "; the data have no test part: --split val scores the part that chose the weights, or divide the data anew"
-        )
-        hint = f"{hint} with --data.split hash" if split == "test" and "val" in parts.parts else ""
+        hint = "; the data have no test part: --split val scores the part that chose the weights, and training with "
+        hint = f"{hint}--data.split hash divides the data anew" if split == "test" and "val" in parts.parts else ""
         raise ConfigError(f"{opened.folder / 'split.json'}: expected part {split!r}, found {known}{hint}")
-    model = opened.model(which)
-
-    from ambiseg.evaluation.loop import PartData, ScoringModule, score_part
-
     silent = quiet or not first_process()
+    with reporting("loading the model", silent):
+        model = opened.model(which)
+
+        from ambiseg.evaluation.loop import PartData, ScoringModule, score_part
+
     with reporting("preparing data", silent) as report:
         module = PartData(config, split=parts, part=split, progress=report)
         try:
