@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +50,6 @@ _STYLE: dict[str, Any] = {
     "lines.solid_capstyle": "round",
 } | {f"{x}tick.{key}": value for x in "xy" for key, value in
      {"color": SOFT, "labelcolor": INK, "major.size": 0, "minor.size": 0}.items()}  # fmt: skip
-_USUAL = 12  # figures of a page, for the bar that shows how many are drawn
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
@@ -85,8 +84,6 @@ class Figures:
     """Makes figures for the page; each is also saved to ``folder``, unless it is ``None``."""
 
     folder: Path | None
-    said: Callable[[float, int], None] = lambda done, total: None  # hears of each figure
-    names: list[str] = field(default_factory=list)
 
     def plot(self, name: str, draw: Callable[..., None], *data: Any, size: tuple[float, float] = HALF) -> Plot:
         """``draw(figure, *data)`` as a part of the page."""
@@ -112,8 +109,6 @@ class Figures:
 
     def save(self, figure: Figure, name: str) -> None:
         """``name.png`` of 300 dpi and ``name.svg``, on white, the same bytes each time."""
-        self.names.append(name)
-        self.said(len(self.names), max(_USUAL, len(self.names)))
         for kind, options in (("png", {"dpi": 300}), ("svg", {"metadata": _NO_METADATA})):
             if self.folder is not None:
                 content = io.BytesIO()

@@ -13,7 +13,6 @@ from typing import Any, get_args
 import ambiseg.reporting.curves as curves
 import ambiseg.reporting.figures as figures
 from ambiseg import config as configuration
-from ambiseg._util.progress import reporting
 from ambiseg._util.text import count
 from ambiseg.evaluation.results import Evaluation, SettingScores
 from ambiseg.methods import method_named
@@ -30,13 +29,13 @@ from ambiseg.viz.page import render, safe
 _ENOUGH = 10  # images that the summary makes a statement about
 
 
-def page(run: Run, evaluation: Evaluation, gallery: Gallery | None, folder: Path | None, quiet: bool = True) -> str:
+def page(run: Run, evaluation: Evaluation, gallery: Gallery | None, folder: Path | None) -> str:
     """The whole page as HTML; its figures are also saved to ``folder``."""
     headline, history = evaluation.headline(run.config.evaluation.samples), run.history
     stratum = evaluation.strata.name if evaluation.strata else ""
     words = {"annotator": evaluation.annotator, "unit": evaluation.unit}
-    with figures.drawing(), reporting("drawing figures", quiet) as said:
-        made = Figures(folder, said)
+    with figures.drawing():
+        made = Figures(folder)
         plots = _plots(run, evaluation, headline, made)
         if gallery is not None:
             save_cases(gallery, evaluation, made)
