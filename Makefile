@@ -27,7 +27,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	touch $@ $(VENV)/.run
 
 test: setup lint  ## Lint, check types, run all tests and doctests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 8
 
 lint: setup  ## ruff (rules and format) and pyright
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from docutils import nodes
+from latex2mathml.converter import convert
 
 import ambiseg
 
@@ -18,6 +19,7 @@ exclude_patterns = ["_build"]
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 
+html_math_renderer = "mathml"  # which browsers draw by themselves: no script, no network
 html_theme = "furo"
 html_title = f"ambiseg {release}"
 html_static_path = ["_static"]
@@ -86,7 +88,18 @@ def trim(app, doctree: nodes.document) -> None:
             block += nodes.Text(block.rawsource)
 
 
+def inline_math(writer, node: nodes.math) -> None:
+    writer.body.append(convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def block_math(writer, node: nodes.math_block) -> None:
+    writer.body.append(f'<div class="formula">{convert(node.astext(), display="block")}</div>\n')
+    raise nodes.SkipNode
+
+
 def setup(app) -> None:
+    app.add_html_math_renderer("mathml", (inline_math, None), (block_math, None))
     app.connect("autodoc-process-docstring", as_rst, priority=400)  # napoleon is at 500
     app.connect("autodoc-process-docstring", put_back, priority=600)
     app.connect("doctree-read", trim)

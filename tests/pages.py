@@ -54,11 +54,23 @@ def evaluation(names: list[str], **changes: Any) -> dict[str, Any]:
     settings = []
     ece = {"mean": 0.00041, "low": None, "high": None}
     for form, samples, ged in (("standard", 16, 0.2134), ("standard", 50, 0.1876), ("compact", 16, 0.1765)):
-        metrics = {"ged": mean(ged), "ged_unbiased": mean(ged - 0.03), "matched_iou": mean(0.6543)}
+        metrics = {
+            "ged": mean(ged),
+            "ged_unbiased": mean(ged - 0.03),
+            "ged_unbiased_both": mean(ged - 0.05),
+            "matched_iou": mean(0.6543),
+        }
         metrics |= {"diversity": mean(0.4321), "entropy": mean(0.0876), "empty_mass": mean(0.3)}
         curve = {"edges": [0, 0.5, 1], "confidence": [0.2, 0.8], "accuracy": [0.25, None], "weight": [0.9, 0.1]}
         buckets = [{"readers": r, "images": 12, "metrics": {"ged": mean(ged + r / 100)}, "ece": ece} for r in (1, 3)]
-        setting = {"form": form, "samples": samples, "metrics": metrics, "ece": ece, "reliability": curve}
+        setting = {
+            "form": form,
+            "samples": samples,
+            "metrics": metrics,
+            "ece": ece,
+            "ece_share": 0.4,
+            "reliability": curve,
+        }
         settings.append({**setting, "empty": {"correlation": 0.61, "error": 0.1}, "buckets": buckets})
     weights = [0.4, 0.3, 0.2, 0.1]
     usage = [
@@ -68,7 +80,14 @@ def evaluation(names: list[str], **changes: Any) -> dict[str, Any]:
     strata = {"name": "expert", "count": 4, "mean": weights, "low": weights, "high": weights, "setting": "compact-16"}
     cases = []
     for i, name in enumerate(names):
-        scores = {"ged": i / 10, "ged_unbiased": i / 10, "matched_iou": 0.5, "diversity": 0.4, "entropy": 0.1}
+        scores = {
+            "ged": i / 10,
+            "ged_unbiased": i / 10,
+            "ged_unbiased_both": i / 10,
+            "matched_iou": 0.5,
+            "diversity": 0.4,
+            "entropy": 0.1,
+        }
         scores |= {"ece": 0.01, "empty_mass": 0.3}
         case = {"name": name, "patient": f"p{i // 2}", "readers": 1 + 2 * (i % 2), "readers_total": 4}
         case |= {"empty_share": 0.5, "annotations": {"diversity": (7 * i % 10) / 10, "entropy": 0.1}}

@@ -324,7 +324,7 @@ def test_json_and_csv_hold_every_number(found, tmp_path):
     found.save(path)
     assert Evaluation.load(path) == found
     content = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert content["format"] == "ambiseg.Evaluation/2"
+    assert content["format"] == "ambiseg.Evaluation/3"
     assert {"run", "split", "protocol", "which", "seed", "images", "patients", "classes", "evaluated"} <= set(content)
     rows = list(csv.DictReader((tmp_path / "evaluation.csv").read_text().splitlines()))
     assert len(rows) == found.images * len(found.settings)

@@ -63,7 +63,7 @@ def test_evaluations_of_format_1_are_read(tmp_path):
     assert (found.modes.matching, found.modes.flips[0].name, found.flipped) == ([0, 1], "class 1", [(1, 2)])
     found.save(path)
     assert Evaluation.load(path) == found
-    assert json.loads(path.read_text())["format"] == "ambiseg.Evaluation/2"
+    assert json.loads(path.read_text())["format"] == "ambiseg.Evaluation/3"
     first = json.loads(_old(experts=None))  # the first evaluations had no modes; methods without experts had null
     del first["modes"]
     first["cases"][0]["expert_weights"] = None
@@ -77,7 +77,7 @@ def test_evaluations_of_format_1_are_read(tmp_path):
     [
         ("{", "expected an evaluation as JSON, found EOF"),
         ("[]", "expected an evaluation, found .*Input should be an object"),
-        ('{"format": "other/1"}', "expected an evaluation of format ambiseg.Evaluation/2, found other/1"),
+        ('{"format": "other/1"}', "expected an evaluation of format ambiseg.Evaluation/3, found other/1"),
         ('{"format": "ambiseg.Evaluation/1"}', "expected an evaluation, found run: Field required"),
         ('{"format": "ambiseg.Evaluation/2"}', "expected an evaluation, found run: Field required"),
         (_old(experts=3, settings={}), "expected an evaluation, found settings: Input should"),

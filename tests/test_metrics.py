@@ -120,7 +120,7 @@ def test_unbiased_weighted_by_hand_and_its_limits():
     # E[d(S,S′)] without self-pairs: 2·.9·.1·1 / (1 − .81 − .01) = 1;   2·(.9·0 + .1·1) − 1 − 0
     assert ged(pred, a, unbiased=True).item() == pytest.approx(0.2 - 1)
     assert sample_diversity(pred, unbiased=True).item() == pytest.approx(1)
-    with pytest.raises(ValueError, match="at least 2 samples per image, found 1"):
+    with pytest.raises(ValueError, match="at least 2 masks per image, found 1"):
         ged(a, b, unbiased=True)
 
 

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageDraw
 
 from ambiseg.masks import MaskDistribution
 from ambiseg.prediction.overview import _mask_rows, _strata_rows, draw_overview
@@ -39,7 +41,8 @@ def test_masks_have_the_colours_of_their_classes():
     assert shown[step, 0].tolist() == [0, 255, 0]
     assert shown[-1, -1].tolist() == list(rgb(VOID))
     probs = np.stack([np.full((2, 2), 0.25), np.full((2, 2), 0.75)])
-    assert pictures.probability(probs, ["#000000", "#ffffff"])[0, 0].tolist() == [191, 191, 191]
+    assert pictures.probability(probs, ["#000000", "#ff0000"])[0, 0].tolist() == [255, 0, 0, 190]  # steps of 2 %
+    assert pictures.probability(probs, ["#000000", "#ff0000"], ground=False)[0, 0, 0] == 190  # mixed with class 0
 
 
 def test_outlines_that_coincide_take_turns():
@@ -54,8 +57,68 @@ def test_outlines_that_coincide_take_turns():
 
 
 def test_large_images_are_thinned_and_small_ones_are_not():
-    assert pictures.thinned(np.zeros((3, 1024, 2048))).shape == (3, 147, 293)
-    assert pictures.thinned(np.zeros((64, 64))).shape == (64, 64)
+    for smaller, kind in ((pictures.thinned, int), (pictures.shrunk, float)):
+        assert smaller(np.zeros((3, 1024, 2048), kind), 288).shape == (3, 147, 293)
+        assert smaller(np.zeros((64, 64), kind), 288).shape == (64, 64)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 199), st.integers(0, 149)), min_size=2, max_size=5),
+    st.sampled_from([11, 30, 64, 90]),
+)
+def test_a_line_of_one_pixel_stays_whole_when_it_is_scaled_down(corners, side):
+    """Also through blocks that are not full, and beside a large structure."""
+    from scipy.ndimage import label
+
+    drawn = Image.new("L", (150, 200))
+    ImageDraw.Draw(drawn).line([(x, y) for y, x in corners], fill=1)
+    labels = np.asarray(drawn)
+    neighbours = np.ones((3, 3))
+    for pixels in (pictures.scaled(labels, side), pictures.laid(labels, ["#000000", "#ff0000"], side=side)[..., 3]):
+        assert label(pixels > 0, neighbours)[1] == 1
+    assert (pictures.laid(labels, ["#000000", "#ff0000"], side=side)[..., 3] > 200).any()
+
+
+def test_of_a_block_the_rarest_class_is_kept_and_the_ground_is_left_over():
+    labels = np.ones((40, 40), np.uint8)
+    labels[:, 20:] = 0
+    labels[10, :] = 3
+    labels[:, 5] = 2
+    labels[12, 5] = 1
+    small = pictures.scaled(labels, 10)
+    assert small.dtype == np.uint8
+    assert (small[2] == 3).sum() == 9  # the row, but for the block of the column, which is rarer
+    assert (small[:, 1] == 2).all()
+    assert set(np.unique(small[5:, 5:])) == {0}
+    assert pictures.scaled(labels, 10, last=True)[2, 1] == 3
+
+
+def test_values_are_averaged_and_photographs_are_smooth():
+    values = np.zeros((1, 40, 40))
+    values[0, ::2] = 100
+    assert (pictures.scaled_values(values, 10) == 50).all()
+    assert (pictures.photograph(values, (0, 100), side=10) == 128).all()
+    steps = pictures.photograph(np.arange(4.0)[None, None].repeat(4, 1), (0, 3), side=40)
+    assert len(np.unique(steps)) > 10
+    assert steps.shape == (40, 40, 3)
+    assert pictures.photo_uri(steps).startswith("data:image/jpeg;base64,")
+
+
+def test_masks_laid_over_an_image_leave_the_ground_clear():
+    labels = np.zeros((64, 64), np.uint8)
+    labels[16:48, 16:48] = 1
+    void = np.ones((64, 64), bool)
+    void[:8] = False
+    shown = pictures.laid(labels, ["#000000", "#00ff00"], void, fill=0.4)
+    size = len(shown)
+    assert shown[size // 2, size // 2].tolist() == [0, 255, 0, 102]
+    assert shown[size // 4 + 1, size // 2].tolist() == [0, 255, 0, 255]
+    assert shown[size - 2, 2, 3] == 0
+    assert tuple(shown[2, 2, :3]) == rgb(VOID)
+    image = np.full((size, size, 3), 100, np.uint8)
+    assert pictures.over(image, shown)[size // 2, size // 2].tolist() == [60, 162, 60]
+    everything = pictures.laid(labels, ["#0000ff", "#00ff00"], ground=False)
+    assert everything[size - 2, 2, 2] == 255
 
 
 def test_overlay_tints_and_outlines_each_class_in_its_colour():

@@ -59,7 +59,11 @@ PROTOCOLS: dict[str, Protocol] = {
 
 
 def ged(
-    pred: Masks, truth: Masks, classes: Sequence[int] = (1,), protocol: str = "mose", unbiased: bool = False
+    pred: Masks,
+    truth: Masks,
+    classes: Sequence[int] = (1,),
+    protocol: str = "mose",
+    unbiased: bool | Literal["both"] = False,
 ) -> Tensor:
     """Squared generalised energy distance, with d = 1 − IoU:
 
@@ -72,13 +76,20 @@ def ged(
     whatever N is; single images may then be slightly negative. The annotations are taken as the truth itself, not
     as a sample of it, and keep their self-pairs.
 
+    Where M annotators are themselves a sample of all possible ones, the third term is too small by a factor 1 − 1/M
+    as well, and even a perfect sampler, which draws from where the annotators come from, has
+
+        E[GED] = E[d(Y, Y′)] (1/M + 1/N).
+
+    ``unbiased="both"`` leaves the self-pairs out on both sides, so that it scores 0 on average.
+
     Args:
         pred: N masks per image.
         truth: M masks per image of the same size.
         classes: class ids over which IoU is averaged.
         protocol: a name in :data:`PROTOCOLS`.
-        unbiased: see above. With weights w the correction is 1 − Σw²: right for independent draws. nan where one
-            mask has all the weight.
+        unbiased: False, True (predictions only) or ``"both"``, see above. With weights w the correction is 1 − Σw²:
+            right for independent draws. nan where one mask has all the weight.
 
     Returns:
         ``[B]``, nan where a pair of masks has none of the classes and the protocol does not say what that means.
@@ -87,12 +98,14 @@ def ged(
     >>> ged(readers, readers).item(), ged(readers[:, :1], readers).item()
     (0.0, 0.5)
     """
+    if unbiased not in (False, True, "both"):
+        raise ValueError(f"unbiased must be False, True or 'both', found {unbiased!r}")
     pred, truth = compatible(pred, truth)
     d = 1 - joint_iou(pred, truth, classes, _protocol(protocol).absent(classes))
     N, u, v = pred.count, _weights(pred), _weights(truth)
     cross = _expectation(d[:, :N, N:], u, v)
-    within_pred = _self_expectation(d[:, :N, :N], u, unbiased)
-    within_truth = _self_expectation(d[:, N:, N:], v)
+    within_pred = _self_expectation(d[:, :N, :N], u, bool(unbiased))
+    within_truth = _self_expectation(d[:, N:, N:], v, unbiased == "both")
     return _scored(2 * cross - within_pred - within_truth, pred, truth)
 
 
@@ -147,7 +160,7 @@ def _self_expectation(d: Tensor, u: Tensor, unbiased: bool = False) -> Tensor:
     if not unbiased:
         return _expectation(d, u, u)
     if d.shape[1] < 2:
-        raise ValueError(f"unbiased needs at least 2 samples per image, found {d.shape[1]}")
+        raise ValueError(f"unbiased needs at least 2 masks per image, found {d.shape[1]}")
     diagonal = torch.eye(d.shape[1], dtype=torch.bool, device=d.device)
     return _expectation(d.masked_fill(diagonal, 0), u, u) / (1 - u.square().sum(1))
 
@@ -203,8 +216,15 @@ class ReliabilityCurve:
 
     @property
     def ece(self) -> float:
-        """Expected calibration error,  Σ_bins |Σ confidence − Σ accuracy| / total;  nan without a pixel."""
+        """Expected calibration error,  Σ_bins |Σ confidence − Σ accuracy| / total;  nan where no pixel is in a bin."""
+        if not self.count.any():
+            return float("nan")
         return float((self.confidence_sum - self.accuracy_sum).abs().sum() / self.total)
+
+    @property
+    def share(self) -> float:
+        """The share of the pixels looked at that are in a bin, on which :attr:`ece` rests; nan without a pixel."""
+        return float(self.count.sum() / self.total)
 
     def __add__(self, other: ReliabilityCurve) -> ReliabilityCurve:
         """The curve of both sets of pixels together."""
@@ -297,7 +317,8 @@ def ece(
 ) -> float:
     """Expected calibration error, pixels pooled over all images:  Σ_bins share · |mean confidence − mean accuracy|.
 
-    The arguments are those of :func:`reliability_curve`, which it summarises. nan when no pixel is valid.
+    The arguments are those of :func:`reliability_curve`, which it summarises. nan where no pixel is in a bin,
+    because none is valid or none is predicted as one of the classes: nothing was measured.
 
     >>> round(ece(torch.tensor([[[[.2]], [[.8]]]]), torch.tensor([[[[.5]], [[.5]]]])), 4)
     0.3

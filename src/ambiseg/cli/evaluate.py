@@ -35,6 +35,7 @@ DIR/weights.json {"CASE": {"SAMPLE": 0.5}} gives them weights.
 TITLES: dict[str, str] = {
     "ged": "GED",
     "ged_unbiased": "GED unbiased",
+    "ged_unbiased_both": "  on both sides",
     "matched_iou": "matched IoU",
     "ece": "ECE",
     "diversity": "diversity",
@@ -140,7 +141,7 @@ def _score_run(given: dict[str, Any]) -> tuple[Evaluation, Path | None]:
 def show(found: Evaluation, console: Console) -> None:
     """Print an evaluation: averages, then by how many readers drew anything, then the strata and the known modes."""
     weights = "" if found.which == "files" else f", {found.which} weights"
-    sizes = f"{count(found.images, 'image')} of {count(found.patients, 'patient')}"
+    sizes = f"{count(found.images, 'image')} of {count(found.patients, found.unit)}"
     title = f"{found.run}: {found.split} of {found.data}, {sizes}, protocol {found.protocol}{weights}"
     console.print(title, style="bold", soft_wrap=True)
     _show_averages(found, console)

@@ -32,6 +32,7 @@ from ambiseg.data.store import FILES, Store
 USER = "user"
 _LIMIT = 20.0  # GB
 _DAY = 24 * 3600.0
+_LAYOUT = "2"  # stores of the first have no units
 _REMOVED = ".removed-"  # stores on their way out; left behind only by a process that was killed meanwhile
 
 
@@ -61,7 +62,10 @@ def open_cached(
             raise DataError(f"data.cache: expected a folder that can be written, found {place}: {reason}") from None
         _note(f"the cache {place} cannot be written ({reason}): files are decoded whenever they are needed")
         return cases
-    return cases if store is None else store
+    if store is None:
+        return cases
+    store.group, store.annotator = cases.group, cases.annotator  # words, which a store of earlier days does not have
+    return store
 
 
 def user_cache() -> Path:
@@ -75,7 +79,7 @@ def user_cache() -> Path:
 
 def store_name(cases: Cases) -> str:
     """The folder's name for the present state of a data set."""
-    return f"{type(cases).__name__.lower()}-{digest(__version__, cases.state())[:20]}"
+    return f"{type(cases).__name__.lower()}-{digest(__version__, _LAYOUT, cases.state())[:20]}"
 
 
 def trim(place: Path, limit: float | None = None) -> None:

@@ -152,7 +152,7 @@ class Loader(Dataset):
         self,
         cases: Cases,
         intensity: Intensity,
-        window: Window = Window(),  # noqa: B008 - frozen
+        window: Window = Window(),
         augment: Augment | None = None,
         annotations: AnnotationPolicy = None,
         seed: int = 0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import numpy as np
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
@@ -14,6 +15,7 @@ from ambiseg.data.intensity import Intensity
 from ambiseg.data.loader import BatchSampler, Loader, Window
 from ambiseg.data.splits import Split, check_leakage, subset
 from ambiseg.data.store import Store
+from ambiseg.data.values import Values, some_of, thinned
 
 
 class DataModule(LightningDataModule):
@@ -114,6 +116,21 @@ class DataModule(LightningDataModule):
         if part == "train" and self.config.fraction != 1:
             indices = subset(self.cases, indices, self.config.fraction, self.config.split_seed)
         return indices
+
+    def trained_on(self) -> tuple[Values | None, tuple[int, int] | None]:
+        """Distribution of the raw values of the training images; height and width of the largest image that is trained
+        or validated on. Both of at most 512 images of a part, evenly spaced."""
+        cases, channels = self.cases, self.cases.channels - (self.cases.extra.classes if self.cases.extra else 0)
+        sizes: list[tuple[int, int]] = []
+        images: list[np.ndarray] = []
+        for part, window in (("train", self.config.size), ("val", self.config.eval_size)):
+            side = (window, window) if isinstance(window, int) else window
+            for i in some_of(self.indices(part) if part in self.split.parts else []):
+                image = cases[i].image[:channels]
+                images += [thinned(image)] if part == "train" else []
+                sizes.append(side or image.shape[1:])
+        largest = max(sizes, key=lambda size: size[0] * size[1], default=None)
+        return Values.of(images) if images else None, largest
 
     def part_dataloader(self, part: str, whole: bool = False) -> DataLoader:
         """Any part in order and without augmentation; ``whole``: every process takes all of it."""

@@ -111,6 +111,7 @@ def evaluate(
         scoring = ScoringModule(model.method, score, threads, report)
         scored = score_part(scoring, module, accelerator=accelerator, devices=devices, num_nodes=num_nodes)
     about = {"run": str(opened.folder), "split": split, "data": card.title, "evaluated": list(card.evaluated)}
+    about |= {"unit": module.cases.unit, "annotator": module.cases.annotator}
     about |= {"protocol": protocol, "which": which, "weights": opened.digest(which), "seed": seed, "threads": threads}
     return summarise(
         scored, card.classes, rules.flips, card.stratum or "stratum", batch_size=config.eval_batch_size, **about

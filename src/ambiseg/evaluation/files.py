@@ -24,7 +24,7 @@ from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.folder.layout import SPLITS
 from ambiseg.data.sets.folder.manifest import find_manifest
 from ambiseg.data.sets.folder.settings import FolderSettings
-from ambiseg.evaluation.results import Evaluation
+from ambiseg.evaluation.results import Evaluation, Region
 from ambiseg.evaluation.scoring import ScoringRules, score_masks
 from ambiseg.evaluation.summary import summarise
 from ambiseg.io.formats import format_of, stem_of
@@ -88,6 +88,7 @@ def evaluate_files(
         scored.append(score_masks(masks, _distribution(case), case.name, case.patient, rules, "files"))
         most = max(most, masks.count)
     about = {"run": str(source), "split": split or "all", "data": readers.title, "evaluated": list(readers.evaluated)}
+    about |= {"unit": readers.unit, "annotator": readers.annotator, "region": Region(kind="whole")}
     about |= {"which": "files", "weights": "", "seed": 0, "threads": torch.get_num_threads(), "batch_size": 1}
     scored = [one.renamed("files", f"files-{most}") for one in scored]
     return summarise(scored, readers.classes, protocol=protocol, **about)

@@ -16,11 +16,21 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import write_text
+from ambiseg._util.text import percent, shape_text
 from ambiseg.methods.formats import evaluation_of_format_1
 from ambiseg.settings import read_json
 
-FORMAT = "ambiseg.Evaluation/2"
-METRICS = ("ged", "ged_unbiased", "matched_iou", "diversity", "entropy", "ece", "empty_mass")
+FORMAT = "ambiseg.Evaluation/3"
+METRICS = (
+    "ged",
+    "ged_unbiased",
+    "ged_unbiased_both",
+    "matched_iou",
+    "diversity",
+    "entropy",
+    "ece",
+    "empty_mass",
+)
 """What every image is scored by; docs/evaluate.md defines each."""
 
 Number: TypeAlias = Annotated[float | None, BeforeValidator(lambda value: None if value != value else value)]
@@ -45,6 +55,46 @@ class Mean(Interval):
     count: int
 
 
+class Region(_Record):
+    """Which pixels of the images are scored.
+
+    ``kind`` is ``whole`` or ``middle``; ``size``, height and width of the middle; ``share``, the scored part of all
+    pixels of these images; ``windows``, the most windows that an image was cut into, 1 where all were taken whole.
+
+    >>> Region(kind="middle", size=(64, 64), share=0.004).text
+    'the middle 64×64 pixels of each image, 0.4 % of their pixels'
+    """
+
+    kind: Literal["whole", "middle"]
+    size: tuple[int, int] | None = None
+    share: float = 1.0
+    windows: int = 1
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        if self.kind == "middle" and self.size is not None:
+            return f"the middle {shape_text(self.size)} pixels of each image, {percent(self.share)} of their pixels"
+        return "whole images" if self.windows == 1 else f"whole images, by up to {self.windows} windows"
+
+
+AnchorKey: TypeAlias = Literal["perfect", "reader", "consensus", "constant", "empty"]
+
+
+class Anchor(_Record):
+    """What something simple, or perfect, scores on the same images: what a model's number is compared with.
+
+    ``samples`` is the number of masks that its score depends on; ``None`` where it depends on none.
+    """
+
+    key: AnchorKey
+    title: str
+    explanation: str
+    ged: Mean
+    matched_iou: Mean | None = None
+    samples: int | None = None
+
+
 class Bucket(_Record):
     """The images in which ``readers`` readers drew any evaluated class."""
 
@@ -63,20 +113,39 @@ class Reliability(_Record):
     weight: list[Number]
 
 
+class EmptyBin(_Record):
+    """The images whose predicted probability of an empty mask is in (low, high], 0 in the first of them."""
+
+    low: float
+    high: float
+    images: int
+    predicted: float  # mean probability of an empty mask
+    readers: float  # mean share of the readers who drew nothing
+
+
 class EmptyMasks(_Record):
-    """How the probability of an empty mask follows the share of readers who drew none, over images."""
+    """How the probability of an empty mask follows the share of readers who drew none, over images.
+
+    ``calibration`` has the bins that hold an image; it is empty where no reader drew nothing and no mask is empty.
+    """
 
     correlation: Number
     error: Number  # mean absolute difference
+    calibration: list[EmptyBin] = []
 
 
 class SettingScores(_Record):
-    """One form and number of samples. ``metrics`` has all of ``METRICS`` except ``ece``, which pools all pixels."""
+    """One form and number of samples. ``metrics`` has all of ``METRICS`` except ``ece``, which pools all pixels.
+
+    ``ece_share`` is the share of the scored pixels that ``ece`` rests on, those that are in one of its bins; where it
+    is 0, nothing was measured and ``ece`` has no value.
+    """
 
     form: str
     samples: int
     metrics: dict[str, Mean]
     ece: Interval
+    ece_share: float
     reliability: Reliability
     empty: EmptyMasks
     buckets: list[Bucket]
@@ -177,6 +246,10 @@ class Evaluation(_Record):
         data: the title of the data.
         protocol, seed, threads, batch_size: how. With the same of each, any number of processes gives the same numbers.
         images, patients: how many.
+        unit, annotator: what images are grouped by, and who drew the masks: patient and reader, or sequence and mode.
+        region: which pixels are scored; ``None`` in files of earlier versions, which do not say.
+        anchors: what the simple and the perfect score on these images.
+        verdict: the model beside the anchors, in one sentence.
         classes, evaluated: names of the classes, and ids of those that are scored.
         annotations: ``diversity``, ``entropy`` and ``empty_share`` of the readers' own masks, to compare with.
         settings: averages for every form and number of samples.
@@ -196,6 +269,11 @@ class Evaluation(_Record):
     batch_size: int
     images: int
     patients: int
+    unit: str = "patient"
+    annotator: str = "reader"
+    region: Region | None = None
+    anchors: list[Anchor] = []
+    verdict: str = ""
     classes: list[str]
     evaluated: list[int]
     annotations: dict[str, Mean]
@@ -215,6 +293,10 @@ class Evaluation(_Record):
         """The setting that models are compared by: ``samples`` draws in standard form, or the first there is."""
         standard = [setting for setting in self.settings if setting.form == "standard"]
         return next((s for s in standard if s.samples == samples), (standard or self.settings)[0])
+
+    def anchor(self, key: AnchorKey, samples: int | None = None) -> Anchor | None:
+        """An anchor by its key; of those that depend on the number of masks, the one for ``samples``."""
+        return next((one for one in self.anchors if one.key == key and one.samples in (None, samples)), None)
 
     @property
     def forms(self) -> dict[str, list[SettingScores]]:
@@ -266,7 +348,9 @@ class Evaluation(_Record):
         content = read_json(dict[str, Any], path, path.read_bytes(), "an evaluation")
         found = content.pop("format", None)
         if found == "ambiseg.Evaluation/1":
-            content = evaluation_of_format_1(content)
+            content, found = evaluation_of_format_1(content), "ambiseg.Evaluation/2"
+        if found == "ambiseg.Evaluation/2":
+            _migrate(content)
         elif found != FORMAT:
             raise DataError(f"{path}: expected an evaluation of format {FORMAT}, found {found}")
         evaluation = read_json(Evaluation, path, json.dumps(content), "an evaluation")
@@ -276,3 +360,24 @@ class Evaluation(_Record):
         if split is not None and evaluation.split != split:
             raise DataError(f"{path}: expected an evaluation of split {split}, found {evaluation.split}")
         return evaluation
+
+
+def _migrate(content: dict[str, Any]) -> None:
+    """What format 2 did not have: a metric without a value, and the share of pixels that ECE rests on.
+
+    Where that is 0 its ECE, which was written as 0, was not measured.
+    """
+    missing = {"mean": None, "low": None, "high": None}
+    try:
+        for setting in content["settings"]:
+            setting["ece_share"] = min(1.0, sum(weight or 0 for weight in setting["reliability"]["weight"]))
+            if not setting["ece_share"]:
+                setting["ece"] = missing
+            for part in (setting, *setting["buckets"]):
+                part["metrics"].setdefault("ged_unbiased_both", {**missing, "count": 0})
+        for case in content["cases"]:
+            for scores in case["scores"].values():
+                if scores:
+                    scores.setdefault("ged_unbiased_both", None)
+    except (KeyError, TypeError, AttributeError):
+        return  # of another form: what is wrong with it is said when it is validated

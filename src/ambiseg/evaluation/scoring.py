@@ -105,7 +105,7 @@ def score_masks(
     """
     (scored,) = _score([(key, Drawing(masks, 1))], annotations, [name], [patient], rules)
     if masks.weights is not None and float(masks.weights.max() - masks.weights.min()) > 1e-6:
-        scored.scores.scores[key]["ged_unbiased"] = None
+        scored.scores.scores[key].update(ged_unbiased=None, ged_unbiased_both=None)
     return scored
 
 
@@ -122,8 +122,9 @@ def _score(
     curves: list[dict[str, ReliabilityCurve]] = [{} for _ in names]
     modes: list[dict[str, ModeScores]] = [{} for _ in names]
     regions = annotations.regions if rules.flips and isinstance(annotations, RegionMasks) else None
+    own = sample_diversity(annotations, **rules.options), pixel_entropy(annotations, rules.classes)
     for key, drawing in drawings:
-        for i, (row, curve) in enumerate(_compare(drawing, annotations, rules, names[0])):
+        for i, (row, curve) in enumerate(_compare(drawing, annotations, own[0], rules, names[0])):
             scores[i][key], curves[i][key] = row, curve
         if regions is not None:
             placed = score_modes(drawing, regions, rules.flips, rules.evaluated, rules.protocol)
@@ -139,7 +140,6 @@ def _score(
         "strata_weights": strata_weights or [None] * len(names),
         "scores": scores,
     }
-    own = sample_diversity(annotations, **rules.options), pixel_entropy(annotations, rules.classes)
     scored = []
     for i, (diversity, entropy) in enumerate(zip(*(values.tolist() for values in own), strict=True)):
         about: dict[str, Any] = {name: column[i] for name, column in columns.items()}
@@ -149,11 +149,17 @@ def _score(
 
 
 def _compare(
-    drawing: Drawing, annotations: MaskDistribution, rules: ScoringRules, name: str
+    drawing: Drawing, annotations: MaskDistribution, spread: Tensor, rules: ScoringRules, name: str
 ) -> list[tuple[dict[str, Number], ReliabilityCurve]]:
-    """All metrics and the binned pixels of each image of a batch whose first image is ``name``."""
+    """All metrics and the binned pixels of each image of a batch whose first image is ``name``.
+
+    ``spread`` is the diversity of the annotations.
+    """
     masks = drawing.masks
     if (valid := common_valid(masks, annotations)) is not None:
+        if masks.valid is not None:
+            alone = MaskDistribution(annotations.labels, annotations.weights, valid)
+            spread = sample_diversity(alone, **rules.options)
         masks = replace(masks, valid=valid)  # diversity and entropy of the same pixels as the other metrics
     try:
         matched = matched_iou(masks, annotations, **rules.options)
@@ -161,9 +167,13 @@ def _compare(
         raise ConfigError(f"{name}: {error}") from None
     distance, diversity = ged(masks, annotations, **rules.options), sample_diversity(masks, **rules.options)
     curves = _curves(masks, annotations, rules)
+    unbiased = distance - bias(masks, diversity, rules, drawing.strata)
+    # Modes that are known are all there are, not a sample of more.
+    both = torch.full_like(unbiased, torch.nan) if rules.flips else unbiased - bias(annotations, spread, rules)
     values = {
         "ged": distance,
-        "ged_unbiased": distance - bias(masks, diversity, rules, drawing.strata),
+        "ged_unbiased": unbiased,
+        "ged_unbiased_both": both,
         "matched_iou": matched,
         "diversity": diversity,
         "entropy": pixel_entropy(masks, rules.classes),
@@ -175,7 +185,7 @@ def _compare(
 
 
 def bias(masks: MaskDistribution, diversity: Tensor, rules: ScoringRules, strata: int = 1) -> Tensor:
-    """Expected excess of the GED of these draws, because each mask is compared with itself too, ``[B]``.
+    """Expected excess of the GED of these masks, because each is compared with itself too, ``[B]``.
 
     Independent draws of weights w:  D · Σw² / (1 − Σw²),  which is D / (N − 1) when they are equal.
     S draws from each of K strata of shares π (the compact form):  Σ_k π_k² D_k / (S − 1),  because pairs of

@@ -15,6 +15,7 @@ from ambiseg.evaluation.modes import ModeScores
 from ambiseg.evaluation.results import (
     METRICS,
     Bucket,
+    EmptyBin,
     EmptyMasks,
     Evaluation,
     FlipScores,
@@ -31,6 +32,7 @@ from ambiseg.evaluation.scoring import ScoredCase
 from ambiseg.metrics import ReliabilityCurve, bootstrap
 
 _RESAMPLES = 10_000  # of all images
+_EMPTY_BINS = 5
 _BUCKET_RESAMPLES = 2_000  # there are many buckets, and their intervals are wide
 
 
@@ -97,13 +99,18 @@ def _setting(key: str, scored: Sequence[ScoredCase]) -> SettingScores:
         form=form,
         samples=int(samples),
         **averages(scored, _RESAMPLES),
+        ece_share=pooled.share if pooled.total > 0 else 0.0,
         reliability=Reliability(
             edges=[i / bins for i in range(bins + 1)],
             confidence=pooled.confidence.tolist(),
             accuracy=pooled.accuracy.tolist(),
             weight=(pooled.count.double() / pooled.total).tolist(),
         ),
-        empty=EmptyMasks(correlation=_correlation(mass, share), error=_finite_mean(np.abs(mass - share))),
+        empty=EmptyMasks(
+            correlation=_correlation(mass, share),
+            error=_finite_mean(np.abs(mass - share)),
+            calibration=_empty_calibration(mass, share),
+        ),
         buckets=[
             Bucket(readers=readers, images=len(chosen), **averages(chosen, _BUCKET_RESAMPLES))
             for readers, chosen in _buckets(scored)
@@ -115,6 +122,26 @@ def _empty(scored: Sequence[ScoredCase], key: str) -> tuple[np.ndarray, np.ndarr
     """Of each image: probability of an empty mask, and share of the readers who drew none of the classes."""
     mass = _array([one.scores.scores[key]["empty_mass"] for one in scored])
     return mass, _array([one.scores.empty_share for one in scored])
+
+
+def _empty_calibration(mass: np.ndarray, share: np.ndarray) -> list[EmptyBin]:
+    """Images binned by the predicted probability of an empty mask."""
+    both = ~(np.isnan(mass) | np.isnan(share))
+    mass, share = mass[both], share[both]
+    if not mass.any() and not share.any():
+        return []
+    edges = np.linspace(0, 1, _EMPTY_BINS + 1)
+    bin_of = np.clip(np.searchsorted(edges, mass), 1, _EMPTY_BINS) - 1
+    return [
+        EmptyBin(
+            low=float(edges[k]),
+            high=float(edges[k + 1]),
+            images=int((bin_of == k).sum()),
+            predicted=float(mass[bin_of == k].mean()),
+            readers=float(share[bin_of == k].mean()),
+        )
+        for k in sorted(set(bin_of.tolist()))
+    ]
 
 
 def _buckets(scored: Sequence[ScoredCase]) -> list[tuple[int, list[ScoredCase]]]:
@@ -137,13 +164,14 @@ def _pooled_ece(scored: Sequence[ScoredCase], key: str, resamples: int) -> Inter
         return Interval(mean=value, low=None, high=None)
     gaps = [np.sum([c.confidence_sum - c.accuracy_sum for c in curves], 0) for curves in by_patient.values()]
     totals = np.array([sum(float(curve.total) for curve in curves) for curves in by_patient.values()])
+    binned = np.array([sum(float(curve.count.sum()) for curve in curves) for curves in by_patient.values()])
     rng, equal, found = np.random.default_rng(0), np.full(size, 1 / size), []
     for start in range(0, resamples, step := max(1, 2**20 // size)):  # in blocks, to bound memory
         times = rng.multinomial(size, equal, size=min(step, resamples - start))
         # Sums, because the last digit of a matrix product depends on the number of threads.
         pixels = (times * totals).sum(1)
         apart = sum(np.abs((times * gap).sum(1)) for gap in np.transpose(gaps))
-        found.append((apart / np.maximum(pixels, 1))[pixels > 0])
+        found.append((apart / np.maximum(pixels, 1))[(times * binned).sum(1) > 0])
     low, high = np.quantile(np.concatenate(found), [0.025, 0.975]).tolist()
     return Interval(mean=value, low=low, high=high)
 

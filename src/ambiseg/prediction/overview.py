@@ -12,7 +12,7 @@ from torch import Tensor
 from ambiseg._util.text import count, percent
 from ambiseg.prediction.result import Prediction
 from ambiseg.viz.colours import HEAT, INK, LINE, SOFT, label_colours
-from ambiseg.viz.pictures import overlay, photograph, scaled
+from ambiseg.viz.pictures import overlay, photograph, scaled, scaled_values
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,8 +105,8 @@ class _Canvas:
         self.colours = label_colours(max(2, len(prediction.classes)))
 
     def map(self, maps: Tensor) -> np.ndarray:
-        """``[h, w]`` of a map of the image, or of the slice that is shown."""
-        return scaled((maps if self.slice is None else maps[self.slice]).numpy(), _SIDE)
+        """``[H, W]`` of a map of the image, or of the slice that is shown."""
+        return (maps if self.slice is None else maps[self.slice]).numpy()
 
     def axes(self, x: float, y: float, wide: float, high: float) -> Any:
         width, height = self.width, self.height
@@ -136,7 +136,7 @@ class _Canvas:
         self.axes(0.15, _TOP, *size).imshow(self.picture, aspect="auto")
         self.text(0.15, _TOP - 0.07, "image")
         look = {"cmap": LinearSegmentedColormap.from_list("heat", HEAT), "vmin": 0, "vmax": top, "aspect": "auto"}
-        drawn = self.axes(0.15, _TOP + half, *size).imshow(self.map(entropy), **look)
+        drawn = self.axes(0.15, _TOP + half, *size).imshow(scaled_values(self.map(entropy), _SIDE), **look)
         self.text(0.15, _TOP + half - 0.07, f"entropy, mean {float(entropy.mean()):.3f} nats")
         bar = self.axes(0.15 + size[0] + 0.06, _TOP + half, 0.08, size[1])
         self.figure.colorbar(drawn, cax=bar).set_ticks([0, top], labels=["0", f"{top:.2f}"])
@@ -152,7 +152,7 @@ class _Canvas:
             self.text(x - 0.1, y + 0.78, row.note, 7, ha="right")
         for column, (labels, title) in enumerate(row.panels):
             gap = 0.08 * (row.weight is not None and column > 0)  # between a stratum's centre and its draws
-            left, shape = x + column * (panel[0] + 0.08) + gap, self.map(labels)
+            left, shape = x + column * (panel[0] + 0.08) + gap, scaled(self.map(labels), _SIDE)
             self.axes(left, y, *panel).imshow(overlay(self.picture, shape, self.colours), aspect="auto")
             self.text(left, y - 0.05, ", ".join(filter(None, (title, "" if shape.any() else "empty"))), 7)
 

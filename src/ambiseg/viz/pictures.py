@@ -10,7 +10,7 @@ import numpy as np
 
 from ambiseg.viz.colours import VOID, heat_colours, palette
 
-LARGE, SMALL = 288, 144  # pixels of the longer side: images with fine lines over them, and everything else
+LARGE, SMALL = 432, 216  # pixels of the longer side: images with fine lines over them, and everything else
 
 
 def photograph(image: np.ndarray, span: tuple[float, float] | None = None, side: int = LARGE) -> np.ndarray:
@@ -20,11 +20,18 @@ def photograph(image: np.ndarray, span: tuple[float, float] | None = None, side:
         span: the values that are black and white. ``None``: bytes are shown as they are, and of other types the
             middle 99 % of the values.
     """
-    shown = scaled(np.moveaxis(image[:3] if len(image) >= 3 else np.repeat(image[:1], 3, 0), 0, -1), side)
-    if span is None and shown.dtype == np.uint8:
+    shown = np.moveaxis(image[:3] if len(image) >= 3 else np.repeat(image[:1], 3, 0), 0, -1)
+    if span is not None or image.dtype != np.uint8:
+        low, high = value_span(image) if span is None else span
+        shown = np.clip((shown - low) / max(high - low, 1e-9), 0, 1) * 255
+    shown = np.moveaxis(shrunk(np.moveaxis(shown, -1, 0), side), 0, -1).round().astype(np.uint8)
+    times = _times(image, side)
+    if times == 1:
         return shown
-    low, high = value_span(image) if span is None else span
-    return (np.clip((shown - low) / max(high - low, 1e-9), 0, 1) * 255).round().astype(np.uint8)
+    from PIL import Image
+
+    size = shown.shape[1] * times, shown.shape[0] * times
+    return np.asarray(Image.fromarray(shown).resize(size, Image.Resampling.BICUBIC))
 
 
 def value_span(image: np.ndarray) -> tuple[float, float]:
@@ -41,15 +48,48 @@ def mask(labels: np.ndarray, colours: Sequence[str], valid: np.ndarray | None = 
     return palette([*colours, VOID])[scaled(ids, SMALL)]
 
 
-def probability(probs: np.ndarray, colours: Sequence[str]) -> np.ndarray:
-    """``[C, H, W]`` probabilities as the mixture of the classes' colours: with two classes a scale of grey."""
-    mixed = np.einsum("chw,cr->hwr", probs, palette(colours).astype(float))
-    return scaled(np.clip(mixed, 0, 255).round().astype(np.uint8), SMALL)
+def laid(
+    labels: np.ndarray, colours: Sequence[str], valid: np.ndarray | None = None, *, ground: bool = True,
+    fill: float = 0.35, side: int = SMALL,
+) -> np.ndarray:  # fmt: skip
+    """``[h, w, 4]`` bytes to lay over an image: classes tinted, their inner edges opaque.
+
+    A structure that is no wider than an edge is opaque, so that it stays visible.
+
+    Args:
+        ground: whether class 0 is left clear.
+        fill: how opaque the inside of a class is.
+    """
+    ids = scaled(labels.astype(np.int64), side)
+    picture = np.concatenate([palette(colours)[ids], np.full((*ids.shape, 1), round(255 * fill), np.uint8)], -1)
+    picture[_edges(ids, 2 * max(1, max(ids.shape) // 108)), 3] = 255  # one half of an edge is inside
+    if ground:
+        picture[ids == 0] = 0
+    if valid is not None:
+        picture[scaled((~valid).astype(np.int64), side) > 0] = (*palette([VOID])[0], 160)
+    return picture
+
+
+def probability(probs: np.ndarray, colours: Sequence[str], ground: bool = True) -> np.ndarray:
+    """``[C, H, W]`` probabilities to lay over an image, ``[h, w, 4]``: the mixture of the classes' colours.
+
+    Args:
+        ground: whether class 0 is left clear; what is more likely another class is then more opaque.
+    """
+    probs = scaled_values(probs, SMALL)
+    first = int(ground)
+    mass = probs[first:].sum(0)
+    mixed = np.einsum("chw,cr->hwr", probs[first:], palette(colours)[first:].astype(float))
+    shown = mixed / np.maximum(mass, 1e-9)[..., None]
+    alpha = 255 * (mass if ground else np.full_like(mass, 0.85))
+    levels = np.clip(np.concatenate([shown, alpha[..., None]], -1), 0, 255)
+    levels[mass < 0.005] = 0
+    return (levels / 5).round().clip(0, 51).astype(np.uint8) * 5  # steps of 2 %: a fifth of the bytes
 
 
 def heat(values: np.ndarray, top: float) -> np.ndarray:
     """``[H, W]`` values from 0 to ``top`` in the colours of the heat map."""
-    return scaled(heat_colours(values / top), SMALL)
+    return heat_colours((scaled_values(values, SMALL) / top * 51).round() / 51)
 
 
 def outlines(masks: Sequence[np.ndarray], colours: Sequence[str], width: int = 2) -> np.ndarray:
@@ -72,8 +112,9 @@ def outlines(masks: Sequence[np.ndarray], colours: Sequence[str], width: int = 2
 
 
 def over(image: np.ndarray, lines: np.ndarray) -> np.ndarray:
-    """``[h, w, 4]`` outlines laid over an image ``[h, w, 3]``."""
-    return np.where(lines[..., 3:] > 0, lines[..., :3], image)
+    """``[h, w, 4]`` outlines or tints laid over an image ``[h, w, 3]``."""
+    alpha = lines[..., 3:] / 255
+    return (alpha * lines[..., :3] + (1 - alpha) * image).round().astype(np.uint8)
 
 
 def overlay(image: np.ndarray, labels: np.ndarray, colours: Sequence[str]) -> np.ndarray:
@@ -101,36 +142,90 @@ def differences(image: np.ndarray, table: np.ndarray, regions: np.ndarray, void:
     """
     most = np.stack([(table == table[:, m : m + 1]).sum(1) for m in range(table.shape[1])]).max(0)
     share = np.clip(2 * (1 - most / table.shape[1]), 0, 1)  # 1 where two labels are evenly divided
-    regions = scaled(regions, LARGE)
+    values, order = np.unique(share, return_inverse=True)
+    ranks = scaled(order.reshape(-1)[regions], LARGE, last=True)  # the larger difference stays visible
     grey = 0.6 * photograph(image).astype(float).mean(-1, keepdims=True)
-    warm = heat_colours(0.2 + 0.8 * share)[regions]  # the heat map without its black
-    shown = np.where((share > 0)[regions][..., None], 0.15 * grey + 0.85 * warm, grey)
+    warm = heat_colours(0.2 + 0.8 * values)[ranks]  # the heat map without its black
+    shown = np.where((values > 0)[ranks][..., None], 0.15 * grey + 0.85 * warm, grey)
     if void is not None:
-        y, x = np.indices(regions.shape)
-        shown = np.where((void[regions] & ((x + y) // 3 % 2 == 0))[..., None], 128, shown)
-    return np.broadcast_to(shown, (*regions.shape, 3)).astype(np.uint8)
+        y, x = np.indices(ranks.shape)
+        hidden = scaled(void.astype(np.int64)[regions], LARGE) > 0
+        shown = np.where((hidden & ((x + y) // 3 % 2 == 0))[..., None], 128, shown)
+    return np.broadcast_to(shown, (*ranks.shape, 3)).astype(np.uint8)
 
 
-def scaled(pixels: np.ndarray, side: int) -> np.ndarray:
-    """``[H, W, …]`` by nearest neighbours, so that class ids stay what they are: the longer side is about ``side``.
+def scaled(labels: np.ndarray, side: int, last: bool = False) -> np.ndarray:
+    """``[…, H, W]`` class ids at another size, never mixed: the longer side is about ``side``.
 
-    Small pictures become a whole number of times larger; of large ones every n-th pixel is taken.
+    Small pictures become a whole number of times larger. Large ones become a whole number of times smaller; of the ids
+    of each block of pixels the one is kept that is rarest in the picture, and 0 only where there is no other: a line
+    of one pixel stays a line.
 
-    >>> scaled(np.zeros((64, 32)), 144).shape, scaled(np.zeros((1024, 512)), 144).shape
+    Args:
+        last: keep the largest id of each block instead.
+
+    >>> scaled(np.zeros((64, 32), int), 144).shape, scaled(np.zeros((1024, 512), int), 144).shape
     ((192, 96), (147, 74))
+    >>> scaled(np.eye(12, dtype=int), 3)
+    array([[1, 0, 0],
+           [0, 1, 0],
+           [0, 0, 1]])
     """
-    longer = max(pixels.shape[:2])
-    if longer >= side:
-        step = max(1, round(longer / side))
-        return pixels[::step, ::step]
-    times = -(-side // longer)
-    return pixels.repeat(times, 0).repeat(times, 1)
+    return _repeated(thinned(labels, side, last), _times(labels, side))
 
 
-def thinned(pixels: np.ndarray, side: int = LARGE) -> np.ndarray:
-    """``[…, H, W]`` with every n-th pixel of what is much larger than ``side``; anything else as it is."""
-    step = max(1, round(max(pixels.shape[-2:]) / side))
-    return np.ascontiguousarray(pixels[..., ::step, ::step])
+def scaled_values(values: np.ndarray, side: int) -> np.ndarray:
+    """``[…, H, W]`` numbers at the size of :func:`scaled`; blocks of pixels become their mean."""
+    return _repeated(shrunk(values, side), _times(values, side))
+
+
+def thinned(labels: np.ndarray, side: int = LARGE, last: bool = False) -> np.ndarray:
+    """Class ids ``[…, H, W]`` that are much larger than ``side`` made smaller as by :func:`scaled`; others as is."""
+    step = _step(labels, side)
+    if step == 1:
+        return labels
+    amount = np.bincount(labels.reshape(-1))  # labels are small numbers, as class ids and ranks are
+    order = np.arange(len(amount))
+    if not last:
+        order = order[np.lexsort((-order, -amount))]  # the commonest first; of equally common ones the larger id
+        order = np.concatenate([[0], order[order != 0]])  # the ground is left over
+    ranks = np.argsort(order).astype(np.min_scalar_type(len(order)))
+    return order.astype(labels.dtype)[_blocks(ranks[labels], step).max((-3, -1))]
+
+
+def shrunk(values: np.ndarray, side: int = LARGE) -> np.ndarray:
+    """Numbers ``[…, H, W]`` that are much larger than ``side``: the means of blocks of pixels. Others as they are."""
+    step = _step(values, side)
+    return values if step == 1 else _blocks(values, step).mean((-3, -1))
+
+
+def _step(pixels: np.ndarray, side: int) -> int:
+    return max(1, round(max(pixels.shape[-2:]) / side))
+
+
+def _blocks(pixels: np.ndarray, step: int) -> np.ndarray:
+    """``[…, H, W]`` -> ``[…, h, step, w, step]``; the last row and column are repeated where blocks are not full."""
+    room = [(0, 0)] * (pixels.ndim - 2) + [(0, -size % step) for size in pixels.shape[-2:]]
+    full = np.pad(pixels, room, mode="edge")
+    return full.reshape(*full.shape[:-2], full.shape[-2] // step, step, full.shape[-1] // step, step)
+
+
+def _times(pixels: np.ndarray, side: int) -> int:
+    """How many times larger ``[…, H, W]`` becomes, for a longer side of at least ``side``."""
+    return -(-side // max(pixels.shape[-2:]))
+
+
+def _repeated(pixels: np.ndarray, times: int) -> np.ndarray:
+    return pixels.repeat(times, -2).repeat(times, -1)
+
+
+def photo_uri(picture: np.ndarray) -> str:
+    """``[h, w, 3]`` bytes of a photograph inside a page, as a JPEG."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(picture)).save(file, "JPEG", quality=88)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def data_uri(picture: np.ndarray) -> str:

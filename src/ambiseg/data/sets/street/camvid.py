@@ -62,6 +62,7 @@ class CamVid(Flips):
         else:
             cases = Folder(path, classes=CLASSES, void=VOID, labels="ids")
         super().__init__(cases, FLIPS if flips is None else flips, "CamVid, 32 modes" if flips is None else None)
+        self.group = "sequence"
 
 
 class _Film(LabelledImages):
