@@ -160,7 +160,7 @@ def test_bfloat16_products_are_close_in_sums_and_in_all_gradients(shape, log):
     expected = sums_and_gradients()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = sums_and_gradients()
-    bounds = [0.005, 0.06, *[0.03] * (len(inputs) - 1)]  # sums, pixels one by one, parameters
+    bounds = [0.01, 0.06, *[0.03] * (len(inputs) - 1)]  # sums, pixels one by one, parameters
     for bound, ours, wide in zip(bounds, found, expected, strict=True):
         assert ours.dtype == torch.float32
         difference = float(((ours - wide).norm() / wide.norm()).detach())
