@@ -12,8 +12,8 @@ Training needs sums over regions (:mod:`ambiseg.regions`), not logits: :func:`re
 or log-softmax and drops it, so that logits ``[N, C, P]`` never exist. :func:`draw_masks` does the same for label maps.
 
 Under autocast to bfloat16 the matrix products of training are in bfloat16, whose products PyTorch adds up in float32.
-From the logits on, everything is in float32 at least: softmax, sums over regions, and the gradients of the weights, which
-are added up over tiles. Masks and marginals are always computed in float32.
+From the logits on, everything is in float32 at least: softmax, sums over regions, and the gradients of the weights,
+which are added up over tiles. Masks and marginals are always computed in float32.
 """
 
 from __future__ import annotations

@@ -37,7 +37,9 @@ def resolve(asked: str, accelerator: str, begun: str | None = None) -> tuple[str
     """
     if asked == AUTO and begun is not None:
         slow = begun == MIXED and not fast_bf16(accelerator)
-        emulated = f"; this device has no instructions for it, and --trainer.precision {FULL} is faster but not the same"
+        emulated = (
+            f"; this device has no instructions for it, and --trainer.precision {FULL} is faster but not the same"
+        )
         return begun, "as the run began" + (emulated if slow else "")
     if asked != AUTO:
         return asked, "as asked" if begun in (None, asked) else f"as asked; the run began with {begun}"
