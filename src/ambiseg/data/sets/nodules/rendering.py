@@ -188,9 +188,10 @@ def _nodule(rng: Generator, grid: Grid, lung: np.ndarray, nodule: Nodule, field:
 
         body = Φ((s̄ + lean · (max_m s_m - s̄) + roughness - shift) / width),    width = w(margin) + a · std_m(s_m)
 
-    It is softer where the readers disagree, and what only some of them drew is hazy. How soft and hazy it is, how far
-    the shape leans towards the reader who drew most, and the contrast differ at random between nodules. So an image is
-    informative about the disagreement, but does not determine it.
+    It is softer where the readers disagree, and what only some of them drew is hazy. The fewer readers marked it and
+    the subtler they found it, the fainter it is. How soft, hazy and faint, and how far the shape leans towards the
+    reader who drew most, differ at random between nodules. So an image is informative about the disagreement, but does
+    not determine it.
     """
     subtlety, margin, spiculation, solidity = nodule.ratings.mean(0)[:4]
     signed = field.at(grid)
