@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 
 from ambiseg import MaskDistribution
 from ambiseg.nn import PixelHead, ReleasedHead, pixelhead
-from ambiseg.nn.pixelhead import Folded, as_rows, draw_masks, mean_softmax, pixel_logits, region_sums
+from ambiseg.nn.pixelhead import (
+    Folded,
+    _first_of_greatest,
+    as_rows,
+    draw_masks,
+    mean_softmax,
+    pixel_logits,
+    region_sums,
+)
 from ambiseg.regions import partition
 
 
@@ -139,6 +147,12 @@ def test_masks_and_marginals_are_those_of_the_logits(C):
     assert torch.equal(mean_softmax(as_rows(dense), head.fold(latents), weights, tile=6), marginal)
 
 
+@pytest.mark.parametrize("C", [3, 25, 255, 256])
+def test_of_equal_scores_the_first_class_is_drawn(C):
+    scores = torch.randint(3, (C, 50), generator=torch.Generator().manual_seed(0)).float() - 1
+    assert torch.equal(_first_of_greatest(scores).long(), scores.argmax(0))
+
+
 @pytest.mark.parametrize("log", [False, True], ids=["iou", "ce"])
 @pytest.mark.parametrize(
     "shape",
@@ -177,7 +191,6 @@ def test_what_is_not_finite_is_not_hidden_by_bfloat16():
                 sums = region_sums(as_rows(dense), head.fold(latents), partition(annotations, 3))[0]
             assert sums.isnan().any()
         broken.view(-1)[3] = kept
-
 
 
 def test_logits_never_exist_in_training():
