@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,8 +18,10 @@ from ambiseg.training.precision import fast_bf16
 from benchmarks.harness import cpu_seconds, publish, table
 from benchmarks.mathematics import disks, street
 
+Key = TypeVar("Key", bound=Hashable)
 
-def interleaved(runs: dict[str, Callable[[], object]], repeats: int = 5) -> dict[str, float]:
+
+def interleaved(runs: Mapping[Key, Callable[[], object]], repeats: int = 5) -> dict[Key, float]:
     """CPU milliseconds of each: minimum over rounds in which every one has its turn."""
     best = dict.fromkeys(runs, float("inf"))
     for run in runs.values():

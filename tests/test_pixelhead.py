@@ -183,7 +183,8 @@ def test_bfloat16_products_are_close_in_sums_and_in_all_gradients(shape, log):
 
 def test_what_is_not_finite_is_not_hidden_by_bfloat16():
     head, dense, latents, annotations = problem(6, dtype=torch.float32)
-    for broken in (dense, head.layers[0].weight.data):
+    first = dict(head.named_parameters())["layers.0.weight"]
+    for broken in (dense, first.data):
         kept = float(broken.flatten()[3])
         for value in (-torch.nan, torch.nan, torch.inf):
             broken.view(-1)[3] = value
