@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.text import did_you_mean
-from ambiseg.masks import MaskDistribution
+from ambiseg.masks import MaskDistribution, exact
 from ambiseg.methods.schedules import Schedule
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.features import Backbone
@@ -362,11 +362,11 @@ class _WindowedStrata(_Windowed, Stratified):
         self, method: Method, first: Predictive, image: Tensor, windows: Windows, step: Step | None = None
     ) -> None:
         super().__init__(method, first, image, windows, step)
-        total, area = torch.zeros((), device=image.device), 0.0
+        total = area = torch.zeros((), device=image.device)
         for tile, part in self._parts():
             assert isinstance(part, Stratified)
-            total, area = total + part.weights * tile.weights.sum(), area + float(tile.weights.sum())
-        self.weights = total / area
+            total, area = total + part.weights * tile.weights.sum(), area + exact(tile.weights.sum())
+        self.weights = total / area.to(total.dtype)
 
     def noise(self, n: int, generator: torch.Generator | None = None, size: tuple[int, int] | None = None) -> Noise:
         return Stratified.noise(self, n, generator, self.padded)

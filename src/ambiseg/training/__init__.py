@@ -19,6 +19,7 @@ from ambiseg._util.files import atomic_write, write_text
 from ambiseg._util.own import imported, is_reference
 from ambiseg._util.processes import first_process, quiet_lightning
 from ambiseg._util.progress import reporting
+from ambiseg._util.terminal import animated
 from ambiseg._util.text import count
 from ambiseg.config import Config, dump
 from ambiseg.data.case import Cases
@@ -27,6 +28,7 @@ from ambiseg.data.loader import Batch
 from ambiseg.methods import method_named
 from ambiseg.nn.own import SMP
 from ambiseg.runs import Card, Run, build_model
+from ambiseg.training.precision import resolve
 
 __all__ = ["Stopped", "train"]
 
@@ -59,12 +61,13 @@ def train(
         command: what the user typed, for the record.
     """
     require("train")
-    import lightning.pytorch as pl
+    show = not quiet and first_process()
+    with reporting("loading", not show):  # Lightning takes seconds
+        import lightning.pytorch as pl
 
-    from ambiseg.data.module import DataModule
-    from ambiseg.training.callbacks import Checkpoints, EpochLines, ProgressBar
-    from ambiseg.training.module import NonFiniteLoss, TrainingModule
-    from ambiseg.training.precision import resolve
+        from ambiseg.data.module import DataModule
+        from ambiseg.training.callbacks import Checkpoints, EpochLines, ProgressBar
+        from ambiseg.training.module import NonFiniteLoss, TrainingModule
 
     if not isinstance(config, Config):
         config = Config.from_recipe(config, settings)
@@ -78,7 +81,6 @@ def train(
         Run.claim(out)
     if is_reference(config.backbone.name) and not config.backbone.name.startswith(SMP):
         imported(config.backbone.name, "backbone.name")  # what cannot be imported is said before data are read
-    show = not quiet and first_process()
     begun = Run(out).precision if resume else None
     precision, why = resolve(config.trainer.precision, config.trainer.accelerator, begun)
     with _threads(config.trainer.threads):
@@ -110,7 +112,7 @@ def train(
         module = TrainingModule(model, config, card.evaluated, recover=lambda epoch, step: _batch(data, epoch, step))
         callbacks: list[Any] = [Checkpoints(out)]
         callbacks += [EpochLines(config.trainer.epochs)] if show else []
-        callbacks += [ProgressBar()] if show and sys.stderr.isatty() else []
+        callbacks += [ProgressBar(console_kwargs={"stderr": True})] if show and animated() else []
         with quiet_lightning():
             trainer = _trainer(config, precision, out, callbacks, several=len(module.groups) > 1)
             try:
