@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from dataclasses import fields
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ambiseg._util.errors import DataError
+from ambiseg.cli.options import add_device, add_json, check_json, emit, placed
 
 if TYPE_CHECKING:
     from ambiseg.prediction import Prediction
@@ -25,7 +25,7 @@ examples:
   ambiseg predict runs/mine scans/ --skip-existing    go on after an interruption
   ambiseg predict runs/mine scans/ --devices 4        four processes, which share the images
   ambiseg predict demo ct.png --assume-window -1000 400   a CT that was saved for the screen
-  ambiseg predict runs/mine scan.png --json - --quiet results for another program
+  ambiseg predict runs/mine scan.png --json --quiet   results for another program
 """
 
 DESCRIPTION = """\
@@ -83,8 +83,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
 
     running = command.add_argument_group("running")
     running.add_argument("--which", choices=("best", "last"), default="best", help="weights of (default: best)")
-    running.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps … (default: cpu)")
-    running.add_argument("--accelerator", metavar="KIND", help="cpu, gpu …, chosen by Lightning instead of --device")
+    add_device(running, "cpu; with --devices the best there is")
     running.add_argument("--devices", metavar="D", help="processes that share the images: 2, or 0,3 (default: 1)")
     running.add_argument("--num-nodes", type=int, metavar="M", help="machines (default: 1)")
     running.add_argument("--threads", type=int, metavar="T", help="per process; may change the last digit")
@@ -92,7 +91,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     there.add_argument("--overwrite", **kept, const="overwrite", help="replace earlier predictions in DIR")
     there.add_argument("--skip-existing", **kept, const="skip", help="leave out images that have one")
     running.add_argument("--no-overview", dest="overview", **no, help="no overview picture")
-    running.add_argument("--json", metavar="FILE", help="also write the table as JSON; - prints it instead")
+    add_json(running)
     running.add_argument("--quiet", action="store_true", help="print failures only, and no progress")
 
 
@@ -112,14 +111,13 @@ def _predict(arguments: argparse.Namespace) -> int:
     from ambiseg.prediction.writing import target
 
     out, existing = Path(arguments.out), arguments.existing
-    if arguments.json not in (None, "-") and not Path(arguments.json).absolute().parent.is_dir():
-        raise DataError(f"--json: expected a file in a folder that exists, found {arguments.json}")
+    check_json(arguments)
     if out.exists() and not out.is_dir():  # before anything is predicted
         raise DataError(f"{out}: expected a folder to write into, found a file")
     options = Options(**{field.name: getattr(arguments, field.name) for field in fields(Options)})
     found = find_inputs(arguments.images, arguments.dicom, out)
     todo = [one for one in found if target(out, one.name, existing) is not None]
-    processes, device, share = _processes(arguments), arguments.device, slice(None)
+    processes, device, share = _processes(arguments), arguments.device or "cpu", slice(None)
     if processes is not None:
         device, share = processes.device, processes.share
     predictor = Predictor(arguments.model, options, arguments.which, device)
@@ -148,22 +146,22 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 
 def _processes(arguments: argparse.Namespace) -> Processes | None:
-    """What Lightning starts, if it is asked to; one process on ``--device`` needs no Lightning."""
+    """What Lightning starts, if it is asked to; one process on a device of PyTorch's needs no Lightning."""
     import torch
 
     if arguments.threads is not None:
         if arguments.threads < 1:
             raise DataError(f"--threads: expected 1 or more, found {arguments.threads}")
         torch.set_num_threads(arguments.threads)
-    asked = {name: getattr(arguments, name) for name in ("accelerator", "devices", "num_nodes")}
+    asked = {name: getattr(arguments, name) for name in ("devices", "num_nodes")}
     asked = {name: value for name, value in asked.items() if value is not None}
-    if not asked:
+    if not asked and arguments.device not in ("auto", "gpu"):  # which are Lightning's words
         return None
     from ambiseg.prediction.loop import Processes
 
     if str(asked.get("devices", "")).isdigit():
         asked["devices"] = int(asked["devices"])
-    return Processes(**asked)
+    return Processes(**{**placed(arguments.device or "auto"), **asked}, threads=arguments.threads)
 
 
 def _line(one: Outcome) -> dict[str, Any]:
@@ -204,15 +202,7 @@ def _row(prediction: Prediction, folder: Path) -> dict[str, Any]:
 
 
 def _print(arguments: argparse.Namespace, rows: list[dict[str, Any]], failures: list[Any], skipped: int) -> None:
-    if arguments.json is not None:
-        from ambiseg._util.files import write_text
-
-        text = json.dumps({"predictions": rows, "failures": failures, "skipped": skipped}, indent=1) + "\n"
-        if arguments.json == "-":
-            print(text, end="")
-            return
-        write_text(arguments.json, text)
-    if arguments.quiet:
+    if not emit(arguments, {"predictions": rows, "failures": failures, "skipped": skipped}):
         return
     from rich.console import Console
 

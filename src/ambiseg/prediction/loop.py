@@ -89,14 +89,16 @@ class Processes:
 
     Args:
         accelerator, devices, num_nodes: as of Lightning's ``Trainer``.
+        threads: PyTorch's per process; ``None``: Lightning divides the cores among the processes of a machine.
     """
 
-    def __init__(self, accelerator: str = "auto", devices: int | str = 1, num_nodes: int = 1) -> None:
+    def __init__(
+        self, accelerator: str = "auto", devices: int | str = 1, num_nodes: int = 1, threads: int | None = None
+    ) -> None:
         require("train")
         from lightning.fabric import Fabric
         from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-        threads = torch.get_num_threads()
         with quiet_lightning():
             try:
                 self._fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=num_nodes)
@@ -105,8 +107,9 @@ class Processes:
                 reason = " ".join(str(error).split())
                 raise ConfigError(f"expected devices that are there, found {asked}: {reason}") from None
             self._fabric.launch()
-        torch.set_num_threads(threads)  # Lightning divides the cores among its processes
         self.rank, self.count = self._fabric.global_rank, self._fabric.world_size
+        if threads is not None:
+            torch.set_num_threads(threads)
         self.device = self._fabric.device
 
     @property
