@@ -76,9 +76,9 @@ def predict(
     >>> [one] = predict(load("demo"), image, per_stratum=3)
     >>> one.masks.spatial, len(one.draws), one.strata.centres.shape
     (torch.Size([32, 48]), 12, torch.Size([4, 32, 48]))
-    >>> from ambiseg import MoSE
-    >>> predict(MoSE(in_channels=1, classes=2, backbone="unet-light"), torch.rand(1, 32, 32), samples=2)[0].form
-    'standard'
+    >>> bare = load("demo").method  # a network from memory, whose input is prepared already
+    >>> predict(bare, torch.rand(1, 32, 32), samples=2)[0].classes
+    ('background', 'foreground')
     """
     options = Options(per_stratum, samples, seed, window, overlap, merge, convert, axes, axis, assume_window, extra)
     given = [images] if isinstance(images, str | os.PathLike | np.ndarray | Tensor) else list(images)
