@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ambiseg._util import terminal
 from ambiseg._util.errors import DataError
 from ambiseg.cli.options import add_device, add_json, check_json, emit, placed
 
@@ -120,11 +121,13 @@ def _predict(arguments: argparse.Namespace) -> int:
     processes, device, share = _processes(arguments), arguments.device or "cpu", slice(None)
     if processes is not None:
         device, share = processes.device, processes.share
-    predictor = Predictor(arguments.model, options, arguments.which, device)
+    silent = arguments.quiet or not first_process()
+    with reporting("loading the model", silent):
+        predictor = Predictor(arguments.model, options, arguments.which, device)
     lines: list[tuple[int, dict[str, Any]]] = []
     stopped, odd = None, 0
     try:
-        with reporting("predicting", arguments.quiet or not first_process()) as report:
+        with reporting("predicting", silent) as report:
             for one in predict_each(predictor, todo, out, existing, arguments.overview, report, share):
                 lines.append((one.number, line := _line(one)))
                 odd += bool(line.get("notes"))
@@ -204,11 +207,9 @@ def _row(prediction: Prediction, folder: Path) -> dict[str, Any]:
 def _print(arguments: argparse.Namespace, rows: list[dict[str, Any]], failures: list[Any], skipped: int) -> None:
     if not emit(arguments, {"predictions": rows, "failures": failures, "skipped": skipped}):
         return
-    from rich.console import Console
-
     from ambiseg._util.tables import table
 
-    console = Console(markup=False)
+    console = terminal.console(markup=False)
     if rows:
         cells = []
         for row in rows[:_SHOWN]:
