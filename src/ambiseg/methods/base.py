@@ -223,6 +223,7 @@ class Method(nn.Module, ABC):
         Config: its settings, a :class:`MethodConfig` whose ``method`` is the key in ``METHODS``.
         stratum: what a stratum is called in tables, pictures and file names; empty for methods without strata,
             required of those with.
+        terms: what the terms of its loss are, by their names in ``metrics.csv``; the report shows it.
         annotations: which policies of ``data.annotations`` it can be trained with; the first is its default.
         uses_backbone: whether the ``backbone`` section says anything to it.
         incoherent: why one draw cannot be the same in all windows of an image and all slices of a volume, as one line;
@@ -232,6 +233,7 @@ class Method(nn.Module, ABC):
 
     Config: ClassVar[type[MethodConfig]]
     stratum: ClassVar[str] = ""
+    terms: ClassVar[Mapping[str, str]] = {}
     annotations: ClassVar[tuple[str, ...]] = ("all", "random", "once")
     uses_backbone: ClassVar[bool] = True
     incoherent: ClassVar[str] = ""
