@@ -69,7 +69,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     shares = ["train=0.7", "val=0.1", "test=0.2"]
     meaning = f"shares of the patients; they sum to 1 (default: {' '.join(shares)})"
     split.add_argument("--fractions", nargs="+", metavar="PART=SHARE", default=shares, help=meaning)
-    split.add_argument("--seed", type=int, default=0, help="another seed gives another split (default: 0)")
+    split.add_argument("--seed", type=int, metavar="S", default=0, help="another seed gives another split (default: 0)")
     split.add_argument("--declared", action="store_true", help="take the split that the data's owner gave")
     released = ("--released", f"--{RELEASED_SPLIT}")  # the second is the former name
     split.add_argument(*released, action="store_true", help="for LIDC: the split by series that the paper's code makes")
