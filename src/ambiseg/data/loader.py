@@ -213,6 +213,13 @@ class Loader(Dataset):
         return corner[0], corner[1]
 
 
+def middle(case: Case, window: Window) -> tuple[np.ndarray, np.ndarray]:
+    """The middle of an image that evaluation looks at, and its map of regions; U is void beyond the border."""
+    assert window.size is not None
+    top, left = ((have - want) // 2 for have, want in zip(case.size, window.size, strict=True))
+    return _cut(case, (top, left), window.size, window.outside)
+
+
 def _cut(case: Case, corner: tuple[int, int], size: tuple[int, int], outside: Outside) -> tuple[np.ndarray, np.ndarray]:
     """A window of the image and of its regions (int32); beyond the border as ``outside`` says, void as region U."""
     U, (H, W) = len(case.table), case.size

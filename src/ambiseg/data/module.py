@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from ambiseg.data.cache import open_cached
 from ambiseg.data.case import Case, Cases, Progress
-from ambiseg.data.config import DataConfig, open_cases, open_split
+from ambiseg.data.config import DataConfig, Size, open_cases, open_split
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.loader import BatchSampler, Loader, Window
 from ambiseg.data.splits import Split, check_leakage, subset
@@ -115,6 +115,14 @@ class DataModule(LightningDataModule):
             indices = subset(self.cases, indices, self.config.fraction, self.config.split_seed)
         return indices
 
+    @property
+    def eval_window(self) -> Window:
+        """What of an image validation and test look at."""
+        return self._window(self.config.eval_size)
+
+    def _window(self, size: Size) -> Window:
+        return Window((size, size) if isinstance(size, int) else size, self.config.outside)
+
     def part_dataloader(self, part: str, whole: bool = False) -> DataLoader:
         """Any part in order and without augmentation; ``whole``: every process takes all of it."""
         return self._loader(part, alone=whole)
@@ -122,7 +130,6 @@ class DataModule(LightningDataModule):
     def _loader(self, part: str, training: bool = False, alone: bool = False) -> DataLoader:
         config, trainer = self.config, self.trainer
         rank, processes = (0, 1) if alone else self._place()
-        size = config.size if training else config.eval_size
         sampler = BatchSampler(
             self.indices(part),
             config.batch_size if training else config.eval_batch_size,
@@ -134,7 +141,7 @@ class DataModule(LightningDataModule):
         loader = Loader(
             self.cases,
             self.intensity,
-            Window((size, size) if isinstance(size, int) else size, config.outside),
+            self._window(config.size) if training else self.eval_window,
             config.augment if training else None,
             config.annotations if training else None,
             seed=config.seed,
@@ -172,6 +179,9 @@ class _ReadOnce:
         if index not in self._read:
             self._read[index] = self._cases[index]
         return self._read[index]
+
+    def size_of(self, index: int) -> tuple[int, int]:
+        return self[index].size
 
     def digest(self, index: int) -> str:
         return self._cases.digest(index, self[index])

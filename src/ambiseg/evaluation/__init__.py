@@ -20,6 +20,7 @@ from ambiseg._util.extras import require
 from ambiseg._util.processes import first_process
 from ambiseg._util.progress import reporting
 from ambiseg.config import Config
+from ambiseg.evaluation.anchors import constant_mask
 from ambiseg.evaluation.files import evaluate_files
 from ambiseg.evaluation.results import METRICS, Evaluation
 from ambiseg.evaluation.scoring import ScoringRules, score_batch
@@ -105,7 +106,9 @@ def evaluate(
     if tuple(module.cases.classes) != card.classes:
         expected, found = (", ".join(names) for names in (card.classes, module.cases.classes))
         raise ConfigError(f"{opened.folder}: expected the classes {expected}, found {found} in {module.cases.title}")
-    rules = replace(rules, flips=module.cases.flips)
+    train = parts.indices(module.cases, "train") if "train" in parts.parts else []
+    constant = constant_mask(module.cases, train, module.eval_window)
+    rules = replace(rules, flips=module.cases.flips, constant=constant)
     with reporting("evaluating", silent) as report:
         score = partial(score_batch, rules=rules, forms=forms, samples=samples, seed=seed)
         scoring = ScoringModule(model.method, score, threads, report)
