@@ -30,6 +30,7 @@ LAYERS = [
     "io",
     "data.intensity",
     "data.case",
+    "data.values",
     "data.augment",
     "data.splits",
     "data.loader",

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from ambiseg.nn.deeplab import DeepLabV3Plus, ResNet
-from ambiseg.nn.features import Adapter, Backbone
+from ambiseg.nn.features import Adapter, Backbone, pad_to_multiple
 from ambiseg.nn.smp import smp_backbone
-from ambiseg.nn.unet import FULL, LIGHT, BatchNorm, UNet, from_official, pad_to_multiple
+from ambiseg.nn.unet import FULL, LIGHT, BatchNorm, UNet, from_official
 from tests.conftest import SHARED
 
 SEVEN = (3, 4, 5, 6, 7, 8, 9)  # all different, so that a wrong width cannot go unnoticed

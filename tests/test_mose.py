@@ -311,7 +311,7 @@ def test_trains_without_nan(name, kind):
     ("settings", "message"),
     [
         ({"cost": "dice"}, "cost: expected iou or ce, found 'dice'"),
-        ({"backbone": "resnet"}, "backbone.name: expected unet, unet-light or deeplabv3plus, found 'resnet'"),
+        ({"backbone": "resnet"}, "backbone.name: expected unet, unet-light, deeplabv3plus, smp:.* found 'resnet'"),
         ({"backbone": torch.nn.Conv2d(1, 1, 1)}, "wrap Conv2d as ambiseg.nn.Adapter"),
         ({"form": "soft"}, "form: expected weighted or gumbel, found 'soft'"),
         ({"solver": "simplex"}, "solver: expected greedy, exact or released, found"),

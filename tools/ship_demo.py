@@ -6,10 +6,12 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from ambiseg._util.files import write_text
+from ambiseg.data.module import DataModule
 from ambiseg.evaluation import Evaluation
-from ambiseg.runs import Run
+from ambiseg.runs import Card, Run, card_as_json
 
 TARGET = Path(__file__).parents[1] / "src" / "ambiseg" / "assets" / "demo"
 METRICS = ("ged", "ged_unbiased", "matched_iou")
@@ -24,7 +26,7 @@ def main(folder: str) -> None:
     TARGET.mkdir(parents=True)
     for name in ("best.safetensors", "config.yaml", "split.json", "metrics.csv"):
         shutil.copy(run.folder / name, TARGET / name)
-    about = dict(run.about)
+    about = {**run.about, "data": card_of(run)}
     # The command without the places of one machine: the folder it was run in, and where it wrote to.
     arguments = list(about["command"][1:])
     if "--out" in arguments:
@@ -39,6 +41,14 @@ def main(folder: str) -> None:
     }
     write_text(TARGET / "run.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
     print(f"{TARGET}: {sum(path.stat().st_size for path in TARGET.iterdir()):,} bytes")
+
+
+def card_of(run: Run) -> dict[str, Any]:
+    """What ``run.json`` says of the data, computed again: a run of an earlier version says less."""
+    data = DataModule(run.config.data, split=run.split)
+    data.setup()
+    run.split.verify(data.cases)
+    return card_as_json(Card.of(data.cases, run.card.intensity, type(run.model().method), *data.trained_on()))
 
 
 def _samples(found: Evaluation) -> list[int]:

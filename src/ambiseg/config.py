@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, SerializeAsAny, field_validator, model_serializer, model_validator
 
 from ambiseg._util.errors import ConfigError
-from ambiseg._util.text import did_you_mean
+from ambiseg._util.text import did_you_mean, did_you_mean_key
 from ambiseg.data.config import DataConfig
 from ambiseg.methods import METHODS, MethodConfig, method_named
 from ambiseg.methods.schedules import Schedule
@@ -102,6 +102,8 @@ class Config(Settings):
 
     >>> Config(trainer={"epochs": 8}).trainer.epochs
     8
+    >>> Config.from_recipe("demo", {"trainer": {"epochs": 8}, "optimizer.lr": 1e-3}).optimizer.lr
+    0.001
     """
 
     data: DataConfig = Field(default_factory=DataConfig, description="what to load and how")
@@ -130,6 +132,25 @@ class Config(Settings):
             found = f"{self.data.annotations} with {self.model.method}"
             raise SettingError("data.annotations", f"expected one of {', '.join(accepted)}, found {found}")
         return self
+
+    @classmethod
+    def from_recipe(cls, recipe: str | os.PathLike[str], settings: Mapping[str, Any] | None = None) -> Config:
+        """A recipe, and what you change of it.
+
+        With another ``data.name`` than the recipe's, the recipe's ``data.options`` are left out, with another
+        ``backbone.name`` its ``backbone.channels`` and ``backbone.options``, and with another ``model.method`` its
+        settings of the model: they are of another data set, network or method.
+
+        Args:
+            recipe: the name of a recipe, or the path of a YAML file.
+            settings: values by key, as on the command line: ``{"trainer.epochs": 8}``; a section may be a table.
+        """
+        content = _recipe(recipe)
+        return _changed(content, [(key.split("."), value) for key, value in _flat(settings or {})])
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Config:
+        """A copy with some settings changed, by key: ``{"trainer.epochs": 8}``; everything is checked again."""
+        return _changed(self.model_dump(), [(key.split("."), value) for key, value in _flat(settings)])
 
     @model_serializer(mode="wrap")
     def _only_what_it_has(self, dump: Any) -> dict[str, Any]:
@@ -163,10 +184,7 @@ def find_recipe(name: str | os.PathLike[str]) -> Path:
 
 
 def parse(arguments: Sequence[str], recipe: str | os.PathLike[str] | None = None) -> Config:
-    """A configuration from the command line, over a recipe, over the defaults.
-
-    With another ``--data.name`` than the recipe's, the recipe's ``data.options`` are left out, and with another
-    ``--model.method`` its settings of the model: they are of another data set, and of another method.
+    """A configuration from the command line, over a recipe, over the defaults; see :meth:`Config.from_recipe`.
 
     >>> parse(["--trainer.epochs", "8", "--data.options.size", "32"]).trainer.epochs
     8
@@ -174,20 +192,52 @@ def parse(arguments: Sequence[str], recipe: str | os.PathLike[str] | None = None
     Traceback (most recent call last):
     ambiseg._util.errors.ConfigError: --trainer.epoch: no such setting; did you mean --trainer.epochs?
     """
-    content: dict[str, Any] = {}
-    if recipe is not None:
-        path = find_recipe(recipe)
-        content = migrated(read_yaml(path))
-        validate(Config, content, prefix=f"{path}: ")
+    content = {} if recipe is None else _recipe(recipe)
     given = _given(arguments)
-    for section, key, below in (("data", "name", "options"), ("model", "method", None)):
-        asked = [text for path, text in given if path == [section, key]]
+    return _changed(content, given, dashes="--" if given else "")
+
+
+# What belongs to the value of a setting, and is left out when that is another than the recipe's; all of the section.
+_BELONGS = {
+    ("data", "name"): ("options",),
+    ("backbone", "name"): ("channels", "options"),
+    ("model", "method"): None,
+}
+
+
+def _recipe(recipe: str | os.PathLike[str]) -> dict[str, Any]:
+    """The content of a recipe, which is valid."""
+    path = find_recipe(recipe)
+    content = migrated(read_yaml(path))
+    validate(Config, content, prefix=f"{path}: ")
+    return content
+
+
+def _changed(content: dict[str, Any], given: Sequence[tuple[list[str], Any]], dashes: str = "") -> Config:
+    """Settings over the content of a recipe; texts of the command line are :class:`_Typed`."""
+    for (section, key), below in _BELONGS.items():
+        asked = [value for path, value in given if path == [section, key]]
         own = content.get(section, {})
         if asked and asked[-1] != own.get(key, fields_default(section, key)):
-            content[section] = {k: v for k, v in own.items() if k != below} if below else {}
-    for path, text in given:
-        _put(content, path, text)
-    return validate(Config, content, dashes="--" if given else "")
+            content[section] = {k: v for k, v in own.items() if k not in below} if below else {}
+    for path, value in given:
+        _put(content, path, value)
+    return validate(Config, content, dashes=dashes)
+
+
+def _flat(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Sections that are tables as keys with dots, at the places where the present version has them.
+
+    >>> _flat({"trainer": {"epochs": 8}, "data.options": {"size": 32}, "model.backbone": "unet-light"})
+    [('trainer.epochs', 8), ('data.options', {'size': 32}), ('backbone.name', 'unet-light')]
+    """
+    found = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and key in Config.model_fields:
+            found += [(_moved(f"{key}.{name}"), below) for name, below in value.items()]
+        else:
+            found.append((_moved(key), value))
+    return found
 
 
 def fields_default(section: str, key: str) -> Any:
@@ -210,7 +260,11 @@ def dump(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _given(arguments: Sequence[str]) -> list[tuple[list[str], str]]:
+class _Typed(str):
+    """What was typed on a command line, and is still to be read."""
+
+
+def _given(arguments: Sequence[str]) -> list[tuple[list[str], _Typed]]:
     """``--section.key value`` and ``--section.key=value`` as paths and texts."""
     found, left = [], list(arguments)
     while left:
@@ -224,15 +278,15 @@ def _given(arguments: Sequence[str]) -> list[tuple[list[str], str]]:
                 hint = (
                     "expected a value, found none"
                     if key in known
-                    else f"no such setting{did_you_mean(key, known, '--')}"
+                    else f"no such setting{did_you_mean_key(key, known, '--')}"
                 )
                 raise ConfigError(f"--{key}: {hint}")
             text = left.pop(0)
-        found.append((_moved(key).split("."), text))
+        found.append((_moved(key).split("."), _Typed(text)))
     return found
 
 
-def _put(content: dict[str, Any], path: Sequence[str], text: str) -> None:
+def _put(content: dict[str, Any], path: Sequence[str], value: Any) -> None:
     """Set one key of nested tables. A setting that is a text takes what was typed, any other what it says as YAML."""
     kind: Any = Config
     table = content
@@ -243,9 +297,10 @@ def _put(content: dict[str, Any], path: Sequence[str], text: str) -> None:
         kind = None if field is None else group_of(field.annotation, table[part])
         table = table[part]
     field = fields_of(kind).get(path[-1])
-    value = read_value(text)
-    if field is not None and value is not None and takes_text(field.annotation, or_else=isinstance(value, Mapping)):
-        value = text  # such as a number with leading zeros, or a name with a colon in it
+    if isinstance(value, _Typed):
+        text, value = str(value), read_value(value)
+        if field is not None and value is not None and takes_text(field.annotation, or_else=isinstance(value, Mapping)):
+            value = text  # such as a number with leading zeros, or a name with a colon in it
     table[path[-1]] = value
 
 

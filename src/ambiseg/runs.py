@@ -22,7 +22,7 @@ import os
 import platform
 import subprocess
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -35,9 +35,10 @@ from ambiseg import config as configuration
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.files import atomic_write, write_text
 from ambiseg.config import Config
-from ambiseg.data.case import Cases
+from ambiseg.data.case import Cases, Extra, Reading
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.splits import Split
+from ambiseg.data.values import Values
 from ambiseg.methods import Method, Predictive, method_named
 from ambiseg.settings import read_json
 
@@ -57,6 +58,11 @@ class Card:
         intensity: how raw values become input.
         title: of the training data.
         stratum: what the method calls a stratum; empty for methods without.
+        units: of raw values; empty where they are not known.
+        values: distribution of the raw values of the training images; ``None`` for runs of earlier versions.
+        size: height and width of the largest image that the model was trained or validated on.
+        reading: how the training images' files were read.
+        extra: the last channels, where they are another model's prediction.
     """
 
     classes: tuple[str, ...]
@@ -65,12 +71,23 @@ class Card:
     intensity: Intensity
     title: str
     stratum: str = ""
+    units: str = ""
+    values: Values | None = None
+    size: tuple[int, int] | None = None
+    reading: Reading = field(default_factory=Reading)
+    extra: Extra | None = None
 
     @staticmethod
-    def of(cases: Cases, intensity: Intensity, method: type[Method]) -> Card:
-        """The card of a model that is trained on ``cases``."""
+    def of(
+        cases: Cases,
+        intensity: Intensity,
+        method: type[Method],
+        values: Values | None = None,
+        size: tuple[int, int] | None = None,
+    ) -> Card:
+        """The card of a model that is trained on ``cases``; ``values`` and ``size`` as in the attributes."""
         about = tuple(cases.classes), tuple(cases.evaluated), cases.channels, intensity, cases.title
-        return Card(*about, method.stratum)
+        return Card(*about, method.stratum, cases.units, values, size, cases.reading, cases.extra)
 
     def prepare(self, images: Tensor) -> Tensor:
         """Raw images ``[B, C, H, W]``, in the units of the training data, as the model's input."""
@@ -144,6 +161,10 @@ class Run:
         self.about: dict[str, Any] = json.loads(text)
         self.config: Config = configuration.load(self.folder / "config.yaml")
         self.card = replace(record.data, stratum=method_named(self.config.model.method).stratum)
+        if "reading" not in self.about["data"]:  # of an earlier version
+            options = self.config.data.options
+            convert = options.get("channels") == self.card.channels
+            self.card = replace(self.card, reading=Reading(options.get("axes"), options.get("axis"), convert))
 
     @staticmethod
     def create(folder: str | os.PathLike[str], config: Config, card: Card, split: Split, command: list[str]) -> Run:
@@ -157,7 +178,7 @@ class Run:
             "command": command,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "seed": config.seed,
-            "data": {key: value for key, value in asdict(card).items() if key != "stratum"},
+            "data": card_as_json(card),
             "split": {"fingerprint": split.fingerprint, "rule": str(split.rule)},
             "versions": versions(),
             "git": _commit(),
@@ -204,7 +225,8 @@ class Run:
         """The trained network in evaluation mode, with the card of its data."""
         path = self._weights(which)
         with torch.random.fork_rng(devices=[]):  # weights that are about to be replaced take nothing from the caller
-            method = build_model(self.config, self.card.channels, len(self.card.classes))
+            fresh = self.config.model_copy(update={"backbone": self.config.backbone.without_weights()})
+            method = build_model(fresh, self.card.channels, len(self.card.classes))
         read_weights(method, path)
         method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a third faster on CPUs
         return TrainedModel(method.to(device).eval(), self.card, str(self.folder), which)
@@ -214,6 +236,11 @@ class Run:
         if not path.is_file():
             raise ConfigError(f"{path}: expected the weights of a finished epoch, found no such file")
         return path
+
+
+def card_as_json(card: Card) -> dict[str, Any]:
+    """A card as ``run.json`` has it, without what the method says."""
+    return {key: value for key, value in asdict(card).items() if key != "stratum"}
 
 
 def load(run: str | os.PathLike[str], which: Which = "best", device: torch.device | str = "cpu") -> TrainedModel:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_
 from pydantic.fields import FieldInfo
 
 from ambiseg._util.errors import ConfigError, DataError
-from ambiseg._util.text import did_you_mean
+from ambiseg._util.text import did_you_mean_key
 
 S = TypeVar("S", bound="Settings")
 FORBID = ConfigDict(extra="forbid", allow_inf_nan=False)  # also for pydantic dataclasses that are settings
@@ -151,7 +151,7 @@ def _unknown(path: Sequence[str], value: Any, known: Sequence[str], dashes: str)
     while isinstance(value, Mapping) and len(value) == 1:  # modle.cost is nearer to model.cost than modle is
         inner, value = next(iter(value.items()))
         text += f".{inner}"
-    return f"{dashes}{text}: no such setting{did_you_mean(text, known, dashes)}"
+    return f"{dashes}{text}: no such setting{did_you_mean_key(text, known, dashes)}"
 
 
 def keys(cls: Any, content: Any = None, key: str = "") -> list[str]:

@@ -16,6 +16,30 @@ def did_you_mean(found: str, known: Iterable[str], before: str = "") -> str:
     return f"; did you mean {before}{close[0]}?" if close else ""
 
 
+def did_you_mean_key(found: str, known: Sequence[str], before: str = "") -> str:
+    """The same for keys with dots: those whose last part was found, else the nearest.
+
+    >>> did_you_mean_key("samples", ["model.samples", "evaluation.samples"], "--")
+    '; did you mean --model.samples or --evaluation.samples?'
+    >>> did_you_mean_key("trainer.epoch", ["trainer.epochs"])
+    '; did you mean trainer.epochs?'
+    """
+    ends = keys_ending(found, known)
+    return (
+        f"; did you mean {' or '.join(before + key for key in ends)}?" if ends else did_you_mean(found, known, before)
+    )
+
+
+def keys_ending(last: str, known: Iterable[str]) -> list[str]:
+    """Keys whose last part is ``last``; of these only the shortest, since deeper ones belong to tables in settings.
+
+    >>> keys_ending("epochs", ["trainer.epochs", "model.capacity.epochs", "seed"])
+    ['trainer.epochs']
+    """
+    ends = [key for key in known if "." in key and key.rpartition(".")[2] == last]
+    return [key for key in ends if key.count(".") == min(one.count(".") for one in ends)]
+
+
 def shape_text(shape: Sequence[int]) -> str:
     """``(64, 32)`` -> ``64×32``."""
     return "×".join(map(str, shape))

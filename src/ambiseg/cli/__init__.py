@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from ambiseg import __version__
+from ambiseg._util import own
 from ambiseg._util.errors import DataError
 from ambiseg._util.extras import MissingExtra, explained
 from ambiseg._util.text import did_you_mean
@@ -80,6 +81,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. An error that a user can put right is one line and code 2."""
     chosen = parse(sys.argv[1:] if arguments is None else arguments)
+    own.FOLDERS[:] = [os.getcwd()]  # where a module:Class of a setting may be
     try:
         with _patience():
             import ambiseg.data.case  # noqa: F401 - and with it PyTorch, which every command needs

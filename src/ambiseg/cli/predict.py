@@ -28,7 +28,7 @@ examples:
 DESCRIPTION = """\
 Predict weighted masks. Every image gets a folder with its masks in its own format and geometry, their weights
 (weights.json), all of it as a MaskDistribution (masks.npz), an entropy map and an overview picture.
-PNG, JPEG, BMP, TIFF, NumPy, NIfTI and DICOM are read; a folder of DICOM files is one series.
+PNG, JPEG, BMP, PPM, GIF, TIFF, NumPy, NIfTI and DICOM are read; a folder of DICOM files is one series.
 
 Exit code: 0 when all images were predicted, 1 when some were not, 2 when none was. An image that cannot be
 predicted is one line on the error stream, and the others go on."""

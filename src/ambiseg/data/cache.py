@@ -32,6 +32,7 @@ from ambiseg.data.store import FILES, Store
 USER = "user"
 _LIMIT = 20.0  # GB
 _DAY = 24 * 3600.0
+_LAYOUT = "2"  # stores of the first have no units
 _REMOVED = ".removed-"  # stores on their way out; left behind only by a process that was killed meanwhile
 
 
@@ -78,7 +79,7 @@ def user_cache() -> Path:
 
 def store_name(cases: Cases) -> str:
     """The folder's name for the present state of a data set."""
-    return f"{type(cases).__name__.lower()}-{digest(__version__, cases.state())[:20]}"
+    return f"{type(cases).__name__.lower()}-{digest(__version__, _LAYOUT, cases.state())[:20]}"
 
 
 def trim(place: Path, limit: float | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -169,6 +169,34 @@ class Flip:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """How the files of images are read, so that new images can be read alike.
+
+    Args:
+        axes: of ``.npy`` and ``.npz`` arrays, such as ``HWC``; ``None``: not said.
+        axis: that a NIfTI volume is cut along; ``None``: not said.
+        convert: grey images are read as colour, and colour that is grey as grey.
+    """
+
+    axes: str | None = None
+    axis: int | None = None
+    convert: bool = False
+
+
+@dataclass(frozen=True)
+class Extra:
+    """Another model's prediction of an image, which joins it as one channel for each class.
+
+    Args:
+        classes: how many.
+        ids: meaning of the numbers in a map of class ids, ``None`` for void.
+    """
+
+    classes: int
+    ids: dict[int, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Decoded:
     """One case of :meth:`Cases.decode`, with everything that a store keeps of it: digests, declared split, origin.
 
@@ -196,6 +224,9 @@ class Cases(ABC):
         evaluated: class ids that metrics look at; usually all but the background.
         channels: C of every image.
         intensity: how raw values become the network's input, unless the user says otherwise.
+        units: of raw values: HU, 8-bit grey …; empty where they are not known.
+        reading: how the images' files are read.
+        extra: the last channels, where they are another model's prediction.
         names, patients: one of each per case.
         declared: the split that the data's owner gave each case; ``None`` when there is none.
         patients_known: False where the source does not tell which cases are of one patient.
@@ -210,6 +241,9 @@ class Cases(ABC):
     evaluated: tuple[int, ...]
     channels: int
     intensity: Intensity
+    units: str = ""
+    reading: Reading = Reading()
+    extra: Extra | None = None
     names: Sequence[str]
     patients: Sequence[str]
     declared: Sequence[str] | None = None
@@ -280,6 +314,15 @@ class Cases(ABC):
     def settled(self, case: Case, observed: Any) -> Case:
         """The case with class ids in its table, once :meth:`settle` was called; its regions stay as they are."""
         return case
+
+
+def byte_units(dtype: np.dtype, channels: int) -> str:
+    """Units of pixels of bytes; empty for other types, whose units are not known.
+
+    >>> byte_units(np.dtype(np.uint8), 3), byte_units(np.dtype(np.int16), 1)
+    ('8-bit RGB', '')
+    """
+    return {1: "8-bit grey", 3: "8-bit RGB"}.get(channels, "8-bit") if dtype == np.uint8 else ""
 
 
 def digest(*parts: np.ndarray | np.generic | str | None) -> str:

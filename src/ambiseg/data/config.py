@@ -9,10 +9,11 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, field_validator
 
 from ambiseg._util.errors import DataError
+from ambiseg._util.own import imported, is_reference, made, parameters, told
 from ambiseg._util.text import did_you_mean
 from ambiseg.data.augment import Augment
 from ambiseg.data.cache import USER
-from ambiseg.data.case import Cases, Progress
+from ambiseg.data.case import Case, Cases, Progress
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.loader import AnnotationPolicy, Outside
 from ambiseg.data.sets.arrays import Arrays
@@ -53,7 +54,11 @@ class DataConfig(Settings):
     8
     """
 
-    name: str = Field(default="nodules", description=f"which data set: {', '.join(DATASETS)}")
+    name: str = Field(
+        default="nodules",
+        examples=list(DATASETS),
+        description=f"which data set: {', '.join(DATASETS)}, or module:Class of your own",
+    )
     root: str | None = Field(default=None, description="where the data are, unless they are part of the package")
     options: dict[str, Any] = Field(
         default={},
@@ -76,7 +81,11 @@ class DataConfig(Settings):
     size: Size = Field(
         default=None, description="height and width of the training window; one number is a square; null: whole images"
     )
-    eval_size: Size = Field(default=None, description="the same for validation and test, in the middle of the image")
+    eval_size: Size = Field(
+        default=None,
+        description="the same for validation and test, in the middle of the image; null: whole images, large ones by "
+        "windows",
+    )
     outside: Outside = Field(
         default="reflect", description="beyond the border of an image that is smaller than the window: reflect or void"
     )
@@ -90,7 +99,9 @@ class DataConfig(Settings):
         default=1.0, gt=0, le=1, description="part of the training set to train on; a quarter is part of the half"
     )
     batch_size: int = Field(default=16, ge=1, description="images per step and process")
-    eval_batch_size: int = Field(default=32, ge=1, description="images at a time in validation and test")
+    eval_batch_size: int = Field(
+        default=32, ge=1, description="most images at a time in validation and test; fewer where they are large"
+    )
     workers: int = Field(default=0, ge=0, description="processes that load; 0: load in the training process")
     cache: Annotated[str | None, BeforeValidator(_cache)] = Field(
         default=USER,
@@ -102,8 +113,9 @@ class DataConfig(Settings):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        if name not in DATASETS:
-            raise ValueError(f"expected one of {', '.join(DATASETS)}, found {name!r}{did_you_mean(name, DATASETS)}")
+        if name not in DATASETS and not is_reference(name):
+            known = f"one of {', '.join(DATASETS)} or module:Class"
+            raise ValueError(f"expected {known}, found {name!r}{did_you_mean(name, DATASETS)}")
         return name
 
     @field_validator("size", "eval_size")
@@ -116,6 +128,8 @@ class DataConfig(Settings):
 
 def open_cases(config: DataConfig) -> Cases:
     """The data set that a configuration names. Cases are read when they are asked for."""
+    if config.name not in DATASETS:
+        return _own(config)
     dataset, needs_root = DATASETS[config.name], config.name in NEEDS_ROOT
     if needs_root and config.root is None:
         raise DataError(f"data.root: expected the folder of the {config.name} data, found none")
@@ -124,12 +138,47 @@ def open_cases(config: DataConfig) -> Cases:
     known = (
         [*FolderSettings.model_fields] if dataset is Folder else [*inspect.signature(dataset).parameters][needs_root:]
     )
+    options, flips = _options(config, known)
+    cases = dataset(*([config.root] if needs_root else []), **options)  # type: ignore[call-arg]
+    return cases if flips is None else Flips(cases, flips)
+
+
+def _options(config: DataConfig, known: list[str] | None) -> tuple[dict[str, Any], Any]:
+    """The arguments of a data set that takes those that are known, or any; and the flips, if it takes none itself."""
     options = {**config.options, **({} if config.extra is None else {"extra": config.extra})}
-    flips = None if "flips" in known else options.pop("flips", None)
-    if unknown := [key for key in options if key not in known]:
+    flips = None if known is None or "flips" in known else options.pop("flips", None)
+    if known is not None and (unknown := [key for key in options if key not in known]):
         expected = f"some of {', '.join(known)}" if known else "no options"
         raise DataError(f"data.options: expected {expected}, found {unknown[0]!r}{did_you_mean(unknown[0], known)}")
-    cases = dataset(*([config.root] if needs_root else []), **options)  # type: ignore[call-arg]
+    return options, flips
+
+
+def _own(config: DataConfig) -> Cases:
+    """``module:Name``: a subclass of :class:`Cases`, or a function that returns one, with its first case read."""
+    name, factory = config.name, imported(config.name, "data.name")
+    takes = inspect.signature(factory).parameters
+    options, flips = _options(config, parameters(factory, without="root"))
+    if config.root is not None:
+        if "root" not in takes:
+            raise DataError(f"data.root: {name} takes no root, found {config.root!r}")
+        options["root"] = config.root
+    elif "root" in takes and takes["root"].default is inspect.Parameter.empty:
+        raise DataError(f"data.root: expected where the data of {name} are, found none")
+    cases = made(factory, options, name, "data.options")
+    if not isinstance(cases, Cases):
+        raise DataError(f"data.name: expected {name} to be a subclass of ambiseg.data.Cases, found {type(cases)}")
+    for attribute in ("title", "classes", "evaluated", "channels", "intensity", "names", "patients"):
+        if not hasattr(cases, attribute):
+            raise DataError(f"data.name: expected {name} to have the attribute {attribute}, found none")
+    try:
+        first = cases[0] if len(cases) else None
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"data.name: expected the first case of {name}, found {told(error)}") from error
+    if first is not None and (not isinstance(first, Case) or first.image.shape[0] != cases.channels):
+        found = list(first.image.shape) if isinstance(first, Case) else type(first).__name__
+        raise DataError(f"data.name: expected a Case of {cases.channels} channels as first of {name}, found {found}")
     return cases if flips is None else Flips(cases, flips)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import numpy as np
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
@@ -14,6 +15,7 @@ from ambiseg.data.intensity import Intensity
 from ambiseg.data.loader import BatchSampler, Loader, Window
 from ambiseg.data.splits import Split, check_leakage, subset
 from ambiseg.data.store import Store
+from ambiseg.data.values import Values, some_of, thinned
 
 
 class DataModule(LightningDataModule):
@@ -120,8 +122,28 @@ class DataModule(LightningDataModule):
         """What of an image validation and test look at."""
         return self._window(self.config.eval_size)
 
+    def scored_sizes(self, part: str) -> list[tuple[int, int]]:
+        """Height and width of what validation and test look at, of each case of a part."""
+        indices, size = self.indices(part), self.eval_window.size
+        return [self.cases.size_of(i) if size is None else size for i in indices]
+
     def _window(self, size: Size) -> Window:
         return Window((size, size) if isinstance(size, int) else size, self.config.outside)
+
+    def trained_on(self) -> tuple[Values | None, tuple[int, int] | None]:
+        """Distribution of the raw values of the training images; height and width of the largest image that is trained
+        or validated on. Both of at most 512 images of a part, evenly spaced."""
+        cases, channels = self.cases, self.cases.channels - (self.cases.extra.classes if self.cases.extra else 0)
+        sizes: list[tuple[int, int]] = []
+        images: list[np.ndarray] = []
+        for part, window in (("train", self.config.size), ("val", self.config.eval_size)):
+            side = (window, window) if isinstance(window, int) else window
+            for i in some_of(self.indices(part) if part in self.split.parts else []):
+                image = cases[i].image[:channels]
+                images += [thinned(image)] if part == "train" else []
+                sizes.append(side or image.shape[1:])
+        largest = max(sizes, key=lambda size: size[0] * size[1], default=None)
+        return Values.of(images) if images else None, largest
 
     def part_dataloader(self, part: str, whole: bool = False) -> DataLoader:
         """Any part in order and without augmentation; ``whole``: every process takes all of it."""
@@ -137,6 +159,7 @@ class DataModule(LightningDataModule):
             seed=config.seed,
             rank=rank,
             processes=processes,
+            sizes=None if training else self.scored_sizes(part),
         )
         loader = Loader(
             self.cases,

@@ -26,7 +26,7 @@ import numpy as np
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import write_text
-from ambiseg.data.case import Case, Cases, Decoded, Flip, Progress
+from ambiseg.data.case import Case, Cases, Decoded, Extra, Flip, Progress, Reading
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.splits import combine
 
@@ -60,6 +60,10 @@ class Store(Cases):
         self.evaluated = tuple(header["evaluated"])
         self.channels: int = header["channels"]
         self.intensity = Intensity(**header["intensity"])
+        self.units: str = header.get("units", "")
+        self.reading = Reading(**header.get("reading", {}))
+        extra = header.get("extra")  # JSON has numbers as texts
+        self.extra = extra and Extra(extra["classes"], {int(key): value for key, value in extra["ids"].items()})
         self.flips = tuple(Flip(**flip) for flip in header.get("flips", []))
         self.patients_known: bool = header.get("patients_known", True)
         self.group: str = header.get("group", Cases.group)
@@ -169,12 +173,15 @@ def _write(cases: Cases, folder: Path, state: str, progress: Progress | None) ->
         "evaluated": list(cases.evaluated),
         "channels": cases.channels,
         "intensity": asdict(cases.intensity),
+        "units": cases.units,
+        "reading": asdict(cases.reading),
         "count": len(lines),
         "patients_known": cases.patients_known,
         "group": cases.group,
         "annotator": cases.annotator,
         "fingerprint": combine(line["digest"] for line in lines),
         "about": cases.about(),
+        **({"extra": asdict(cases.extra)} if cases.extra else {}),
         **({"flips": [asdict(flip) for flip in cases.flips]} if cases.flips else {}),
     }
     _write_lines(folder / "cases.jsonl", lines)

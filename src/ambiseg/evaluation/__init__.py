@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ambiseg._util.errors import ConfigError, DataError
 from ambiseg._util.extras import require
@@ -22,13 +22,17 @@ from ambiseg._util.progress import reporting
 from ambiseg.config import Config
 from ambiseg.evaluation.anchors import constant_mask
 from ambiseg.evaluation.files import evaluate_files
-from ambiseg.evaluation.results import METRICS, Evaluation
+from ambiseg.evaluation.results import METRICS, Evaluation, Region
 from ambiseg.evaluation.scoring import ScoringRules, score_batch
 from ambiseg.evaluation.summary import summarise
 from ambiseg.methods.drawing import FORMS
 from ambiseg.metrics import PROTOCOLS
+from ambiseg.nn.windows import plan
 from ambiseg.runs import Run, Which, open_run
 from ambiseg.settings import validate
+
+if TYPE_CHECKING:
+    from ambiseg.data.module import DataModule
 
 __all__ = ["METRICS", "Evaluation", "evaluate", "evaluate_files", "evaluation_path", "saved_evaluation"]
 
@@ -113,12 +117,28 @@ def evaluate(
         score = partial(score_batch, rules=rules, forms=forms, samples=samples, seed=seed)
         scoring = ScoringModule(model.method, score, threads, report)
         scored = score_part(scoring, module, accelerator=accelerator, devices=devices, num_nodes=num_nodes)
+    place = {module.cases.names[index]: i for i, index in enumerate(module.indices(split))}
+    scored.sort(key=lambda one: place[one.scores.name])  # batches are of images of one size
     about = {"run": str(opened.folder), "split": split, "data": card.title, "evaluated": list(card.evaluated)}
+    about["region"] = scored_region(module, split, model.method.multiple)
     about |= {"unit": module.cases.unit, "annotator": module.cases.annotator}
     about |= {"protocol": protocol, "which": which, "weights": opened.digest(which), "seed": seed, "threads": threads}
     return summarise(
         scored, card.classes, rules.flips, card.stratum or "stratum", batch_size=config.eval_batch_size, **about
     )
+
+
+def scored_region(data: DataModule, part: str, multiple: int) -> Region:
+    """Which pixels of a part's images are scored; ``multiple`` is that of the method's windows."""
+    sizes, window = [data.cases.size_of(i) for i in data.indices(part)], data.eval_window.size
+    scored = [size if window is None else window for size in sizes]
+    cut = [plan(size, multiple) for size in set(scored)]
+    windows = max(len(one[0]) * len(one[1]) if one else 1 for one in cut)
+    if scored == sizes:
+        return Region(kind="whole", windows=windows)
+    assert window is not None
+    seen = sum(min(h, window[0]) * min(w, window[1]) for h, w in sizes)
+    return Region(kind="middle", size=window, share=seen / sum(h * w for h, w in sizes), windows=windows)
 
 
 def evaluation_path(run: Run, split: str = "test") -> Path:

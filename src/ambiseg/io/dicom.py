@@ -43,7 +43,9 @@ def open_dicom(path: Path, options: ReadOptions) -> Source:
             return np.ascontiguousarray(_pixels(header, frame, options).astype(dtype, copy=False))
 
     slices = len(headers) if series else _frames(first)
-    return Source(path, "DICOM", slices, size, channels, dtype, read, _affine(headers), notes)
+    scaled = first.get("RescaleIntercept") is not None or _scale(first, 0) != (1.0, 0.0)
+    units = "HU" if first.get("Modality") == "CT" and channels == 1 and scaled else ""
+    return Source(path, "DICOM", slices, size, channels, dtype, read, _affine(headers), notes, units=units)
 
 
 def _name(header: Any) -> str:

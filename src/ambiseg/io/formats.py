@@ -10,6 +10,9 @@ FORMATS: dict[str, str] = {
     ".jpg": "JPEG",
     ".jpeg": "JPEG",
     ".bmp": "BMP",
+    ".ppm": "PPM",
+    ".pgm": "PPM",
+    ".gif": "GIF",
     ".tif": "TIFF",
     ".tiff": "TIFF",
     ".npy": "NumPy",
@@ -23,7 +26,7 @@ FORMATS: dict[str, str] = {
 # Formats of images that are not read. The checker reports such files instead of ignoring them.
 UNREAD: dict[str, str] = {
     ".nrrd": "NRRD", ".mha": "MetaImage", ".mhd": "MetaImage", ".hdr": "Analyze", ".img": "Analyze", ".mgz": "MGH",
-    ".gif": "GIF", ".webp": "WebP", ".heic": "HEIC", ".jp2": "JPEG 2000", ".svs": "Aperio", ".ndpi": "Hamamatsu",
+    ".webp": "WebP", ".heic": "HEIC", ".jp2": "JPEG 2000", ".svs": "Aperio", ".ndpi": "Hamamatsu",
     ".czi": "Zeiss", ".h5": "HDF5", ".hdf5": "HDF5", ".mat": "MATLAB", ".pkl": "pickle", ".pt": "PyTorch",
     ".svg": "SVG", ".xcf": "GIMP", ".psd": "Photoshop",
 }  # fmt: skip

@@ -24,8 +24,8 @@ OPENERS = {"TIFF": open_tiff, "NumPy": open_array, "NIfTI": open_nifti, "DICOM":
 def open_source(path: Path, options: ReadOptions | None = None) -> Source:
     """Read the header of a file, or of a folder of DICOM slices. Raises a ``FileError`` that names it.
 
-    Pictures (PNG, JPEG, BMP, TIFF of one page) are decoded at once, other files of one slice on the first ``read``;
-    both keep the pixels.
+    Pictures (PNG, JPEG, BMP, PPM, GIF, TIFF of one page) are decoded at once, other files of one slice on the first
+    ``read``; both keep the pixels.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "a.npy"

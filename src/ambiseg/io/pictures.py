@@ -1,4 +1,4 @@
-"""Pictures: PNG, JPEG and BMP by Pillow; TIFF of any depth, with one page or many, by tifffile."""
+"""Pictures: PNG, JPEG, BMP, PPM and GIF by Pillow; TIFF of any depth, with one page or many, by tifffile."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ def open_picture(path: Path, options: ReadOptions) -> Source:
     content = io.BytesIO(path.read_bytes())
     with Image.open(content) as image:
         kind, dpi = str(image.format), image.info.get("dpi")
+        if (frames := getattr(image, "n_frames", 1)) > 1 and kind == "GIF":
+            raise FileError.of("E105", path, f"expected one picture, found a film of {frames} frames")
         pixels = _read_picture(path, image, content, options)
     channels, height, width = pixels.shape
     return Source(path, kind, 1, (height, width), channels, pixels.dtype, lambda _: pixels, dpi=dpi)
@@ -34,7 +36,8 @@ def _read_picture(path: Path, image: Any, content: io.BytesIO, options: ReadOpti
         pixels = _read_deep(path, image, content)
     else:
         turned = ImageOps.exif_transpose(image)  # as every viewer shows it
-        if turned.mode == "PA" or (turned.mode == "P" and options.applies_palette):
+        coloured = options.applies_palette or image.format == "GIF"  # whose numbers are any program's own choice
+        if turned.mode == "PA" or (turned.mode == "P" and coloured):
             turned = turned.convert("RGBA" if "transparency" in turned.info or turned.mode == "PA" else "RGB")
         elif turned.mode in ("CMYK", "YCbCr", "HSV", "LAB"):
             turned = turned.convert("RGB")

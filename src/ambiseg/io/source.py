@@ -33,6 +33,7 @@ class Source:
             format has none.
         notes: warnings about the file, which can be read all the same.
         dpi: pixels per inch of a picture, across and down, if the file says so.
+        units: of the values, if the file says so.
     """
 
     path: Path
@@ -45,6 +46,7 @@ class Source:
     affine: np.ndarray | None = None
     notes: tuple[Problem, ...] = ()
     dpi: tuple[float, float] | None = None
+    units: str = ""
 
     @property
     def nbytes(self) -> int:

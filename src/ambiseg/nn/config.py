@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
+from ambiseg._util.own import is_reference
+from ambiseg._util.text import did_you_mean
 from ambiseg.nn.deeplab import DeepLabV3Plus
 from ambiseg.nn.features import Backbone
+from ambiseg.nn.own import own_backbone, untrained
 from ambiseg.nn.unet import FULL, LIGHT, UNet
 from ambiseg.settings import SettingError, Settings
+
+BACKBONES = ("unet", "unet-light", "deeplabv3plus")
 
 
 class BackboneConfig(Settings):
@@ -19,8 +24,14 @@ class BackboneConfig(Settings):
     4
     """
 
-    name: Literal["unet", "unet-light", "deeplabv3plus"] = Field(
-        default="unet", description="unet (7 levels), unet-light (4 levels) or deeplabv3plus"
+    name: str = Field(
+        default="unet",
+        examples=list(BACKBONES),
+        description="unet (7 levels), unet-light (4 levels), deeplabv3plus, smp:ARCHITECTURE of "
+        "segmentation-models-pytorch, or module:Class of your own",
+    )
+    options: dict[str, Any] = Field(
+        default={}, description="further arguments of an smp: or module:Class network, such as {width: 32}"
     )
     channels: list[int] | None = Field(
         default=None, description="features of each level of a U-Net; null: those of its name"
@@ -40,17 +51,33 @@ class BackboneConfig(Settings):
             raise ValueError(f"expected two levels or more of at least 1, found {channels}")
         return channels
 
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in BACKBONES and not is_reference(name):
+            known = f"{', '.join(BACKBONES)}, smp:ARCHITECTURE or module:Class"
+            raise ValueError(f"expected {known}, found {name!r}{did_you_mean(name, BACKBONES)}")
+        return name
+
     @model_validator(mode="after")
     def _levels_of_unets(self) -> BackboneConfig:
-        if self.name == "deeplabv3plus" and self.channels is not None:
-            raise SettingError("channels", "expected null with deeplabv3plus, found levels of a U-Net")
+        if self.name not in ("unet", "unet-light") and self.channels is not None:
+            raise SettingError("channels", f"expected null with {self.name}, found levels of a U-Net")
+        if self.name in BACKBONES and self.options:
+            raise SettingError("options", f"expected none with {self.name}, found {next(iter(self.options))!r}")
         return self
 
     def build(self, in_channels: int, **levels: Any) -> Backbone:
         """The network with fresh weights. ``levels`` are further arguments of a U-Net."""
+        if levels and self.name not in ("unet", "unet-light"):
+            raise ValueError(f"{', '.join(levels)}: expected a U-Net, found {self.name}")
         if self.name == "deeplabv3plus":
-            if levels:
-                raise ValueError(f"{', '.join(levels)}: expected a U-Net, found deeplabv3plus")
             return DeepLabV3Plus(in_channels)
+        if is_reference(self.name):
+            return own_backbone(self.name, in_channels, self.options)
         channels = self.channels or (LIGHT if self.name == "unet-light" else FULL)
         return UNet(in_channels, tuple(channels), convs=self.convs, momentum=self.momentum, **levels)
+
+    def without_weights(self) -> BackboneConfig:
+        """The same network, but no pretrained weights are fetched, because others are about to replace them."""
+        return self.changed(options=untrained(self.name, self.options))

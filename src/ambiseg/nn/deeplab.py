@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ambiseg.nn.features import Backbone, Features
-from ambiseg.nn.unet import BatchNorm, check_images, crop, load_weights, pad_to_multiple
+from ambiseg.nn.features import Backbone, Features, check_images, crop, pad_to_multiple
+from ambiseg.nn.unet import BatchNorm, load_weights
 
 
 class DeepLabV3Plus(Backbone):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch.nn.functional as F
@@ -61,6 +62,8 @@ class Adapter(Backbone):
         gate: how many channels the gate's features have, when they are not the dense ones.
         gate_from: name of the submodule of ``network`` whose output the gate reads (the last one, if it returns
             several), as in ``dict(network.named_modules())``.
+        multiple: the network takes images whose sides are multiples of this; others are padded by repeating their
+            border, and the features are cropped again.
 
     >>> import torch
     >>> network = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 3, padding=1))
@@ -69,8 +72,18 @@ class Adapter(Backbone):
     (torch.Size([2, 8, 32, 32]), torch.Size([2, 16, 32, 32]))
     """
 
-    def __init__(self, network: nn.Module, dense: int, gate: int | None = None, gate_from: str | None = None) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        dense: int,
+        gate: int | None = None,
+        gate_from: str | None = None,
+        multiple: int = 1,
+    ) -> None:
         super().__init__()
+        self._padded_to = multiple
+        if multiple > 1:
+            self.multiple = multiple  # windows of large images start at multiples of it
         self.network, self.gate_from = network, gate_from
         self.dense_channels = dense
         self.gate_channels = dense if gate is None else gate
@@ -87,7 +100,7 @@ class Adapter(Backbone):
 
     def forward(self, images: Tensor) -> Features:
         self._seen.clear()
-        output = self.network(images)
+        output = self.network(pad_to_multiple(images, self._padded_to))
         if self.gate_from is None:
             dense, gate = output if isinstance(output, tuple | list) else (output, output)
         elif not self._seen:
@@ -102,6 +115,25 @@ class Adapter(Backbone):
                     f"expected {name} features [B, {channels}, h, w] from {type(self.network).__name__}, "
                     f"found {list(features.shape)}"
                 )
-        if dense.shape[2:] != images.shape[2:]:
-            dense = F.interpolate(dense, images.shape[2:], mode="bilinear", align_corners=False)
-        return Features(dense, gate)
+        padded = [-(-side // self._padded_to) * self._padded_to for side in images.shape[2:]]
+        if list(dense.shape[2:]) != padded:
+            dense = F.interpolate(dense, padded, mode="bilinear", align_corners=False)
+        return Features(crop(dense, images.shape[2:]), gate)
+
+
+def check_images(images: Tensor, channels: int) -> None:
+    """A ``ValueError`` unless images are ``[B, channels, H, W]`` with at least one pixel."""
+    if images.ndim != 4 or images.shape[1] != channels or 0 in images.shape[2:]:
+        raise ValueError(f"expected images [B, {channels}, H, W], found {list(images.shape)}")
+
+
+def pad_to_multiple(images: Tensor, multiple: int) -> Tensor:
+    """Images ``[B, C, H, W]``, their last row and column repeated until H and W are multiples of ``multiple``."""
+    height, width = images.shape[2:]
+    right, bottom = -width % multiple, -height % multiple
+    return F.pad(images, (0, right, 0, bottom), mode="replicate") if right or bottom else images
+
+
+def crop(x: Tensor, size: Sequence[int]) -> Tensor:
+    """The top left ``size`` pixels of maps ``[B, F, h, w]``: what :func:`pad_to_multiple` added is gone."""
+    return x[:, :, : size[0], : size[1]]

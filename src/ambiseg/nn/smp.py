@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ambiseg.nn.features import Adapter, Features
-from ambiseg.nn.unet import check_images, crop, pad_to_multiple
+from ambiseg._util.extras import MissingExtra
+from ambiseg.nn.features import Adapter, Features, check_images
 
 
 def smp_backbone(
@@ -35,9 +35,10 @@ def smp_backbone(
     try:
         import segmentation_models_pytorch as smp  # pyright: ignore[reportMissingImports]
     except (ImportError, RuntimeError) as error:  # a torchvision built for another PyTorch is a RuntimeError
-        raise ImportError(
-            "smp_backbone needs segmentation-models-pytorch: pip install segmentation-models-pytorch. It imports "
-            f"torchvision, which must fit the installed PyTorch. Importing it said: {error}"
+        raise MissingExtra(
+            "expected the package segmentation_models_pytorch, found none; install it with: pip install "
+            "segmentation-models-pytorch, and a torchvision that fits the installed PyTorch; importing it said: "
+            f"{error}"
         ) from error
     build = getattr(smp, architecture, None)
     if not (isinstance(build, type) and issubclass(build, nn.Module)):
@@ -50,18 +51,17 @@ def smp_backbone(
     if not convs:
         raise ValueError(f"{architecture} has no segmentation_head with a convolution: wrap it in an Adapter yourself")
     model.segmentation_head = nn.Identity()
-    return _Padded(model, convs[0].in_channels, in_channels)
+    return _Network(model, convs[0].in_channels, in_channels)
 
 
-class _Padded(Adapter):
-    """These networks reject images whose sizes are not multiples of the encoder's stride."""
+class _Network(Adapter):
+    """Without its head; images are padded, because these networks reject sizes that their stride does not divide."""
 
     def __init__(self, model: Any, dense: int, in_channels: int) -> None:
-        super().__init__(model, dense=dense, gate=model.encoder.out_channels[-1], gate_from="encoder")
+        stride = int(model.encoder.output_stride)
+        super().__init__(model, dense, gate=model.encoder.out_channels[-1], gate_from="encoder", multiple=stride)
         self.in_channels = in_channels
-        self.multiple = int(model.encoder.output_stride)
 
     def forward(self, images: Tensor) -> Features:
         check_images(images, self.in_channels)
-        features = super().forward(pad_to_multiple(images, self.multiple))
-        return features._replace(dense=crop(features.dense, images.shape[-2:]))
+        return super().forward(images)

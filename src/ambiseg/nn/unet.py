@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ambiseg.nn.features import Backbone, Features
+from ambiseg.nn.features import Backbone, Features, check_images, crop, pad_to_multiple
 
 FULL = (32, 64, 128, 192, 192, 192, 192)
 """Channels of the paper's U-Net, level by level from the image's size down."""
@@ -202,24 +202,6 @@ def _step(fraction: float, steps: int, name: str) -> int:
     if not 0 < fraction <= 1:
         raise ValueError(f"{name} must be a fraction above 0 and at most 1, found {fraction}")
     return max(1, round(fraction * steps))
-
-
-def check_images(images: Tensor, channels: int) -> None:
-    """A ``ValueError`` unless images are ``[B, channels, H, W]`` with at least one pixel."""
-    if images.ndim != 4 or images.shape[1] != channels or 0 in images.shape[2:]:
-        raise ValueError(f"expected images [B, {channels}, H, W], found {list(images.shape)}")
-
-
-def pad_to_multiple(images: Tensor, multiple: int) -> Tensor:
-    """Images ``[B, C, H, W]``, their last row and column repeated until H and W are multiples of ``multiple``."""
-    height, width = images.shape[2:]
-    right, bottom = -width % multiple, -height % multiple
-    return F.pad(images, (0, right, 0, bottom), mode="replicate") if right or bottom else images
-
-
-def crop(x: Tensor, size: Sequence[int]) -> Tensor:
-    """The top left ``size`` pixels of maps ``[B, F, h, w]``: what :func:`pad_to_multiple` added is gone."""
-    return x[:, :, : size[0], : size[1]]
 
 
 def load_weights(

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ambiseg._util.errors import DataError
-from ambiseg.nn.features import Backbone, Features
-from ambiseg.nn.unet import pad_to_multiple
+from ambiseg.nn.features import Backbone, Features, pad_to_multiple
 
 WHOLE = 1024 * 1024  # pixels up to which an image is not cut: the default U-Net takes 1.8 GB for so many
 WINDOW = 512

@@ -135,7 +135,9 @@ def make_gallery(
         )
     chosen = choose_cases(evaluation.cases, evaluation.headline(run.config.evaluation.samples).key, count)
     names = list(dict.fromkeys(name for kind in chosen.values() for name in kind))
-    module = _open_data(run, data or {}, names)
+    region = evaluation.region
+    scored = {} if region is None else {"eval_size": region.size if region.kind == "middle" else None}
+    module = _open_data(run, {**scored, **(data or {})}, names)
     loader: Any = module.part_dataloader(evaluation.split, whole=True)
     place = {module.cases.names[index]: index for index in module.indices(evaluation.split)}
     scores = {case.name: case for case in evaluation.cases}
@@ -145,7 +147,7 @@ def make_gallery(
     matched = [] if evaluation.modes is None else [*chosen["best"][:1], *chosen["median"][:1]]
     for name in progress(names, len(names), "drawing", quiet):
         batch = loader.dataset[BatchSpec((place[name],), 0)]  # alone, so that it keeps its own size
-        seed, predictive = seed_of(evaluation.seed, "report", name), model.predict(batch.images)
+        seed, predictive = seed_of(evaluation.seed, "report", name), model.method.predict_whole(batch.images)
         image = thinned(run.card.intensity.undo(batch.images)[0].numpy())
         views[name] = view_case(predictive, batch, image, scores[name], samples, seed, colours)
         spans.append(pictures.value_span(image))

@@ -6,7 +6,7 @@ import copy
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ import torch
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.extras import require
 from ambiseg._util.files import atomic_write, write_text
+from ambiseg._util.own import imported, is_reference
 from ambiseg._util.processes import first_process, quiet_lightning
 from ambiseg._util.progress import reporting
 from ambiseg.config import Config, dump
 from ambiseg.data.config import DataConfig
 from ambiseg.data.loader import Batch
 from ambiseg.methods import method_named
+from ambiseg.nn.own import SMP
 from ambiseg.runs import Card, Run, build_model
 
 __all__ = ["Stopped", "train"]
@@ -32,8 +34,9 @@ class Stopped(KeyboardInterrupt):
 
 
 def train(
-    config: Config,
+    config: str | os.PathLike[str] | Config,
     out: str | os.PathLike[str],
+    settings: Mapping[str, Any] | None = None,
     *,
     resume: bool = False,
     quiet: bool = False,
@@ -41,9 +44,13 @@ def train(
 ) -> Run:
     """Train a model and return its run.
 
+    ``ambiseg.train("demo", "runs/mine", {"trainer.epochs": 2})`` is ``ambiseg train demo --trainer.epochs 2 --out
+    runs/mine``.
+
     Args:
-        config: see :class:`ambiseg.config.Config`; :func:`ambiseg.config.parse` makes one of a recipe.
+        config: the name of a recipe, the path of a YAML file, or a :class:`~ambiseg.config.Config`.
         out: the folder of the run. It must be new or empty, unless ``resume``.
+        settings: what to change of it, by key; see :meth:`ambiseg.config.Config.from_recipe`.
         resume: go on with the run in ``out`` from its last finished epoch, to the bit as if it had not stopped; where
             none was finished, from the beginning.
         quiet: print nothing but errors.
@@ -56,19 +63,25 @@ def train(
     from ambiseg.training.callbacks import Checkpoints, EpochLines, ProgressBar
     from ambiseg.training.module import NonFiniteLoss, TrainingModule
 
+    if not isinstance(config, Config):
+        config = Config.from_recipe(config, settings)
+    elif settings:
+        config = config.with_settings(settings)
     out = Path(out)
     checkpoint = _checkpoint(out) if resume else None
     if resume:
         config = _same(Run(out), config)
     elif first_process():
         Run.claim(out)
+    if is_reference(config.backbone.name) and not config.backbone.name.startswith(SMP):
+        imported(config.backbone.name, "backbone.name")  # what cannot be imported is said before data are read
     show = not quiet and first_process()
     with _threads(config.trainer.threads):
         with reporting("preparing data", not show) as progress:
             data = DataModule(_with_policy(config), progress=progress)
             data.prepare_data()
             data.setup()
-        card = Card.of(data.cases, data.intensity, method_named(config.model.method))
+        card = Card.of(data.cases, data.intensity, method_named(config.model.method), *data.trained_on())
         pl.seed_everything(config.seed, verbose=False)
         model = build_model(config, card.channels, len(card.classes))
         if config.trainer.channels_last:

@@ -221,7 +221,7 @@ class TrainingModule(LightningModule):
         seed = seed_of(self.config.seed, "validation", batch.names[0])
         generator = torch.Generator(self.device).manual_seed(seed)
         how = self.config.evaluation
-        drawn = self.chosen.predict(batch.images).sample(how.samples, generator)
+        drawn = self.chosen.predict_whole(batch.images).sample(how.samples, generator)
         options = {"classes": self.evaluated, "protocol": how.protocol}
         self._scores["val_ged"].append(ged(drawn, batch.annotations, **options))
         self._scores["val_ged_unbiased"].append(ged(drawn, batch.annotations, unbiased=True, **options))

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from ambiseg._util.errors import ConfigError, DataError
-from ambiseg.data.case import Case, Cases, digest
+from ambiseg.data.case import Case, Cases, byte_units, digest
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.files import file_state
 from ambiseg.data.sets.folder.settings import plain_names
@@ -32,6 +32,7 @@ class Arrays(Cases):
         title: what the data are; the file's name unless given.
         intensity: how raw values become input: ``{"low": -1000, "high": 400, "mean": -300, "std": 700}``.
         void: a class id that marks pixels that count nowhere.
+        units: of the images, such as HU; those of bytes are known.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Arrays(Cases):
         title: str | None = None,
         intensity: Intensity | dict[str, Any] | None = None,
         void: int | None = None,
+        units: str | None = None,
     ) -> None:
         self._path = Path(root)
         arrays = _read(self._path)
@@ -55,6 +57,7 @@ class Arrays(Cases):
             except ValidationError as error:
                 raise ConfigError(f"intensity.{explain(error, Intensity, intensity)}") from None
         self.intensity = Intensity.for_dtype(self._images.dtype) if intensity is None else intensity
+        self.units = byte_units(self._images.dtype, self.channels) if units is None else units
         count = len(self._images)
         self.names = arrays.get("name", [f"case-{i:0{len(str(count))}d}" for i in range(count)])
         self.patients = arrays.get("patient", self.names)
@@ -74,7 +77,11 @@ class Arrays(Cases):
 
     def state(self) -> str:
         return digest(
-            "arrays", f"{file_state(self._path)} {self.classes} {self._void}", self.title, repr(self.intensity)
+            "arrays",
+            f"{file_state(self._path)} {self.classes} {self._void}",
+            self.title,
+            repr(self.intensity),
+            self.units,
         )
 
     def _check(self) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ambiseg._util.errors import DataError
-from ambiseg.data.case import Case, Cases, digest
+from ambiseg.data.case import Case, Cases, byte_units, digest
 from ambiseg.data.intensity import Intensity
 from ambiseg.masks import MaskDistribution, Masks, as_masks, exact
 from ambiseg.metrics import PROTOCOLS, ged, matched_iou, sample_diversity
@@ -167,6 +167,7 @@ class Shapes(Cases):
         self.classes = ("ground", "shape") if classes == 2 else ("ground", *(f"hue {c}" for c in range(1, classes)))
         self.evaluated = tuple(range(1, classes))
         self.channels = 1 if classes == 2 else 3
+        self.units = byte_units(np.dtype(np.uint8), self.channels)
         self.intensity = Intensity.for_dtype(np.dtype(np.uint8))
         self.names = [f"shape-{i:05d}" for i in range(count)]
         self.patients = [f"patient-{i // per_patient:03d}" for i in range(count)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 
 from ambiseg._util.progress import progress
 from ambiseg._util.text import count
-from ambiseg.data.case import Case, Cases, Decoded, digest, smallest_unsigned
+from ambiseg.data.case import Case, Cases, Decoded, Reading, byte_units, digest, smallest_unsigned
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.folder.labels import (
     Convention,
@@ -26,10 +27,11 @@ from ambiseg.data.sets.folder.labels import (
     observe,
     observed_convention,
 )
-from ambiseg.data.sets.folder.layout import Entry, MaskFile, list_folder
+from ambiseg.data.sets.folder.layout import Entry, Listing, MaskFile, list_folder
 from ambiseg.data.sets.folder.manifest import find_manifest, list_manifest
+from ambiseg.data.sets.folder.paths import list_paths, suggest_paths
 from ambiseg.data.sets.folder.reading import Files, Kind, may_be_stack
-from ambiseg.data.sets.folder.settings import FolderSettings
+from ambiseg.data.sets.folder.settings import FILE, FolderSettings
 from ambiseg.io.errors import FileError, Problem
 from ambiseg.io.source import Source
 from ambiseg.settings import validate
@@ -46,7 +48,7 @@ class _Place(NamedTuple):
 
 
 class Folder(Cases):
-    """Images and the masks of their readers, from files: PNG, JPEG, BMP, TIFF, npy, npz, NIfTI and DICOM.
+    """Images and the masks of their readers, from files: PNG, JPEG, BMP, PPM, GIF, TIFF, npy, npz, NIfTI and DICOM.
 
         data/images/a.png   data/masks/Ann/a.png   data/masks/Bob/a.png   …
 
@@ -96,7 +98,7 @@ class Folder(Cases):
         self.seen: Values | None = None  # in the masks, once they were looked through
         self._quiet, self._strict = quiet, strict
         self._tolerant = nullcontext() if strict else suppress(FileError)  # the checker reports it with the case
-        listing = list_manifest(manifest) if manifest else list_folder(self.root, self.settings)
+        listing = list_manifest(manifest) if manifest else self._listed()
         for problem in listing.problems:
             if not (self.settings.missing == "skip" and problem.code == "E101"):
                 self._report(problem)
@@ -107,8 +109,20 @@ class Folder(Cases):
         if 0 < len(bare) < len(self.entries):
             found = f"found {count(len(bare), 'case')} without"
             self._report(Problem("E008", str(bare[0].image), f"expected a split for all cases or none, {found}"))
+        self.reading = Reading(self.settings.axes, self.settings.axis, self.settings.channels is not None)
         self._files = Files(self.settings, 1 + max((len(entry.masks) for entry in self.entries), default=0))
         self._patient_of = {entry.name: self._patient(entry) for entry in self.entries}
+
+    def _listed(self) -> Listing:
+        if self.settings.image_path is not None:
+            return list_paths(self.root, self.settings)
+        try:
+            return list_folder(self.root, self.settings)
+        except FileError as refused:
+            if (found := suggest_paths(self.root)) is None:
+                raise
+            fix = f"if this is right, write into {self.root / FILE}: {json.dumps(found)}"
+            raise FileError(replace(refused.problem, fix=fix)) from None
 
     def _report(self, problem: Problem) -> None:
         if self._strict and problem.severity == "error":
@@ -195,7 +209,7 @@ class Folder(Cases):
         for entry in self.entries[: 1 if self._strict else _FIRST]:
             with self._tolerant:
                 kinds.append(Kind.of(self._files.open(entry.image)))
-        alike = [[other for other in kinds if other[1:] == kind[1:]] for kind in kinds]
+        alike = [[other for other in kinds if other[1:3] == kind[1:3]] for kind in kinds]
         return max(alike, key=len)[0] if kinds else Kind("", 1, np.dtype("u1"))
 
     @cached_property
@@ -205,6 +219,10 @@ class Folder(Cases):
     @cached_property
     def intensity(self) -> Intensity:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.settings.intensity or Intensity.for_dtype(self._first.dtype)
+
+    @cached_property
+    def units(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.settings.units or self._first.units or byte_units(self._first.dtype, self.channels)
 
     def state(self) -> str:
         """Of the settings, and of paths, sizes and times of all files; no file is opened."""

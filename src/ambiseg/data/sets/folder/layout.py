@@ -150,9 +150,9 @@ def _collect(top: Path, settings: FolderSettings, listing: Listing) -> list[tupl
     closed: list[OSError] = []  # folders that may not be read, which a walk passes over in silence
     for here, folders, files in os.walk(top, onerror=closed.append, followlinks=True):
         been.add(os.path.realpath(here))  # a link to a folder above would lead round in circles
-        folders[:] = sorted(f for f in folders if not _hidden(f) and os.path.realpath(Path(here, f)) not in been)
+        folders[:] = sorted(f for f in folders if not hidden(f) and os.path.realpath(Path(here, f)) not in been)
         folder = Path(here)
-        kinds = {path: format_of(path) for name in sorted(files) if not _hidden(name) for path in [folder / name]}
+        kinds = {path: format_of(path) for name in sorted(files) if not hidden(name) for path in [folder / name]}
         if "DICOM" in kinds.values() and folder != top and settings.dicom != "files":
             found.append((_key(folder, top, folder.name), folder))
             kinds = {path: kind for path, kind in kinds.items() if kind != "DICOM"}
@@ -263,13 +263,14 @@ def _suggest_name(stray: list[str], images: list[str], reader: str) -> tuple[str
     return None
 
 
-def _hidden(name: str) -> bool:
+def hidden(name: str) -> bool:
+    """Whether a file or folder is none of the user's."""
     return name.startswith(".") or name.lower() in IGNORED
 
 
 def _folders(path: Path) -> list[Path]:
-    return sorted(d for d in path.iterdir() if d.is_dir() and not _hidden(d.name)) if path.is_dir() else []
+    return sorted(d for d in path.iterdir() if d.is_dir() and not hidden(d.name)) if path.is_dir() else []
 
 
 def _files(path: Path) -> list[Path]:
-    return sorted(f for f in path.iterdir() if f.is_file() and not _hidden(f.name)) if path.is_dir() else []
+    return sorted(f for f in path.iterdir() if f.is_file() and not hidden(f.name)) if path.is_dir() else []

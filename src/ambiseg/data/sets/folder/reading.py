@@ -26,10 +26,11 @@ class Kind(NamedTuple):
     name: str
     channels: int
     dtype: np.dtype
+    units: str = ""
 
     @staticmethod
     def of(image: Source) -> Kind:
-        return Kind(image.path.name, image.channels, image.dtype)
+        return Kind(image.path.name, image.channels, image.dtype, image.units)
 
 
 class Files:

@@ -50,6 +50,7 @@ class FolderSettings(Settings):
     )
     channels: Literal[1, 3] | None = _unsaid("3 reads grey images as colour, 1 reads colour images as grey if they are")
     intensity: Intensity | None = _unsaid("how raw values become the network's input")
+    units: str | None = _unsaid("of the images' values, such as HU; those of bytes and of CT in DICOM are known")
     patient: str | None = _unsaid(
         "a regular expression on a case's name: its first group, or else the whole match, is the patient"
     )
@@ -59,6 +60,10 @@ class FolderSettings(Settings):
     mask_name: str | dict[str, str] | None = _unsaid(
         'how a mask\'s file is named: "{name}_seg", "{name}_{reader}", or one such for each reader'
     )
+    image_path: str | None = _unsaid(
+        'where images are, for other layouts than images/ and masks/: "{name}/image.nii.gz", with {patient}, {split}, *'
+    )
+    mask_path: str | None = _unsaid('where masks are, in the same way: "{name}/seg_{reader}.nii.gz"')
     axes: Axes | None = _unsaid("how .npy and .npz arrays are stored; HW or, with three axes, DHW unless given")
     axis: Literal[0, 1, 2] | None = _unsaid(
         "which axis of a NIfTI volume the slices are cut from; the last, 2, unless given"
@@ -107,6 +112,14 @@ class FolderSettings(Settings):
             except re.error as error:
                 found = f"found {self.patient!r} ({error})"
                 raise SettingError("patient", f"expected a regular expression, {found}") from None
+        for name, template, also in (("image_path", self.image_path, set()), ("mask_path", self.mask_path, {"reader"})):
+            fields = set(re.findall(r"\{(\w*)\}", template or "{name}"))
+            if "name" not in fields or fields - {"name", "patient", "split"} - also:
+                known = ", ".join(f"{{{field}}}" for field in ("patient", "split", *also))
+                raise SettingError(name, f"expected a path with {{name}}, and perhaps {known}, found {template!r}")
+        if (self.image_path is None) != (self.mask_path is None):
+            given, lacking = sorted(("image_path", "mask_path"), key=lambda name: getattr(self, name) is None)
+            raise SettingError(lacking, f"expected it together with {given}, found none")
         templates = self.mask_name.values() if isinstance(self.mask_name, Mapping) else [self.mask_name]
         for name, template in [("image_name", self.image_name), *(("mask_name", t) for t in templates)]:
             if template is not None and template.count("{name}") != 1:

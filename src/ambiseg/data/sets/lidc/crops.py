@@ -80,6 +80,7 @@ class Crops(Cases):
     evaluated = (1,)
     channels = 1
     intensity = UNIT
+    units = "0 to 1"
 
     def __init__(self, source: Path, options: Options | None = None, progress: Progress | None = None) -> None:
         self.source, self.options = source, options or Options()

@@ -54,6 +54,7 @@ class Dicom(Crops):
     form = "DICOM"
     from_v1 = False
     intensity = LUNG
+    units = "HU"
     _last_slice: tuple[Path, np.ndarray] | None = None
 
     def index(self, progress: Progress | None) -> list[Crop]:

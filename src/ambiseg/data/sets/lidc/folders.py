@@ -76,6 +76,7 @@ class Png(_Files):
     form = "v2 PNG folders"
     from_v1 = False
     intensity = BYTES
+    units = "8-bit grey"
 
     def index(self, progress: Progress | None) -> list[Crop]:
         return [crop for part, folder in part_folders(self.source).items() for crop in self._part(part, folder)]

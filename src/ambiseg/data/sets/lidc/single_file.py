@@ -187,6 +187,7 @@ class Archive(Crops):
             raise DataError(f"{self.source}: expected grey images with {READERS} masks, found {found}")
         kind = first.image.dtype
         self.intensity = BYTES if kind == np.uint8 else UNIT if kind.kind == "f" else LUNG
+        self.units = "8-bit grey" if kind == np.uint8 else "0 to 1" if kind.kind == "f" else "HU"
         found = load_npz(self.source, (), ("series_uid", *_KEPT))
         extra = {key: values for key, values in found.items() if len(values) == len(arrays)}
         return [

@@ -56,6 +56,7 @@ class Nodules(Cases):
         self.classes = ("background", "nodule")
         self.evaluated = (1,)
         self.channels = 1
+        self.units = "HU"
         self.intensity = Intensity(low=-1000, high=400, mean=-300, std=700)
         self._nodules = outlines.load()
         self.names = [f"nodule-{i + 1:04d}" for i in range(len(self._nodules))]

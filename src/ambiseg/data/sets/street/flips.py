@@ -50,7 +50,8 @@ class Flips(Cases):
         self.classes, self.flips = _read(table, cases.classes)
         self.evaluated = tuple(dict.fromkeys([f.source for f in self.flips] + [f.target for f in self.flips]))
         self.title = title or f"{cases.title}, {2 ** len(self.flips)} modes"
-        self.channels, self.intensity = cases.channels, cases.intensity
+        self.channels, self.intensity, self.units = cases.channels, cases.intensity, cases.units
+        self.reading, self.extra = cases.reading, cases.extra
         self.names, self.patients, self.declared = cases.names, cases.patients, cases.declared
         self.patients_known, self.group, self.annotator = cases.patients_known, cases.group, "mode"
 

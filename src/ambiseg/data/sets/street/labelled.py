@@ -10,7 +10,7 @@ import numpy as np
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.text import shape_text
-from ambiseg.data.case import Case, Cases, digest
+from ambiseg.data.case import Case, Cases, Extra, digest
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.files import file_state, read_npy
 from ambiseg.io.open import open_source
@@ -43,7 +43,7 @@ class ClassIds:
         starts = [i for i in sorted(meaning) if i - 1 not in meaning]
         ends = [i for i in sorted(meaning) if i + 1 not in meaning]
         spans = (str(a) if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True))
-        self.known = " and ".join(spans)
+        self.meaning, self.known = dict(meaning), " and ".join(spans)
         self._table = np.full(65536, _UNKNOWN, np.uint16)
         for number, label in meaning.items():
             self._table[number] = _VOID if label is None else label
@@ -87,13 +87,14 @@ class LabelledImages(Cases):
         size: Sequence[int] | None = None,
         extra_ids: ClassIds | None = None,
     ) -> None:
-        self.images, self._ids, self._extra_ids = list(images), ids, extra_ids
+        self.images, self._ids = list(images), ids
         self._size = None if size is None else (int(size[0]), int(size[1]))
         self.title, self.classes = title, tuple(classes)
         self.evaluated = tuple(range(len(self.classes)))
-        self.channels, self.intensity = 3, Intensity.for_dtype(np.dtype(np.uint8))
+        self.channels, self.intensity, self.units = 3, Intensity.for_dtype(np.dtype(np.uint8)), "8-bit RGB"
         if extra_ids is not None:
             extra = len(self.classes)
+            self.extra = Extra(extra, extra_ids.meaning)
             self.channels += extra
             self.intensity = Intensity(0, 255, (127.5,) * 3 + (0.0,) * extra, (127.5,) * 3 + (255.0,) * extra)
         self.names = [image.name for image in self.images]
@@ -114,39 +115,40 @@ class LabelledImages(Cases):
         size = self._size or image.shape[1:]
         labels, void = self._ids(_resized_map(numbers[0], size, files.labels), files.labels)
         image = _resized_image(image, size, files.image)
-        if self._extra_ids is not None:
+        if self.extra is not None:
             assert files.extra is not None
-            image = np.concatenate([image, self._extra(files.extra, self._extra_ids, size)])
+            image = np.concatenate([image, read_extra(files.extra, self.extra, size)])
         return Case.of(image, labels[None], name=files.name, patient=files.patient, readers=("map",), valid=~void)
 
     def _pixels(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """``[C, H, W]`` image and ``[1, H, W]`` numbers, as they are in the source."""
         return _read(self.images[index].image), _read(self.images[index].labels, mask=True)
 
-    def _extra(self, path: Path, ids: ClassIds, size: Sequence[int]) -> np.ndarray:
-        """Another model's prediction as ``[classes, H, W]`` bytes."""
-        C = len(self.classes)
-        values = read_npy(path) if path.suffix == ".npy" else _read(path, mask=True)
-        if values.ndim == 3 and values.shape[0] == 1:
-            values = values[0]
-        if values.ndim == 2:
-            labels, void = ids(_resized_map(values, size, path), path)
-            return (_filled(labels, void) == np.arange(C)[:, None, None]).astype(np.uint8) * np.uint8(255)
-        if values.ndim == 3 and values.shape[-1] == C and values.shape[0] != C:
-            values = np.moveaxis(values, -1, 0)
-        if values.ndim != 3 or len(values) != C:
-            found = shape_text(values.shape)
-            raise DataError(f"{path}: expected ids [H, W] or probabilities [{C}, H, W] or [H, W, {C}], found {found}")
-        values = values.astype(np.float32)
-        if not (values.min() >= 0 and values.max() <= 1):  # also where there is a nan
-            raise DataError(f"{path}: expected probabilities from 0 to 1, found {values.min():g} to {values.max():g}")
-        planes = _resized_image(np.round(values * 255).astype(np.uint8), size, path)
-        return _filled(planes, np.asarray(~planes.any(0)))
-
     def state(self) -> str:
         files = [path for each in self.images for path in (each.image, each.labels, each.extra) if path]
         made = f"{self.classes} {self._size} {self.channels}"
         return digest("frames", self.title, made, *(each.part for each in self.images), *map(file_state, files))
+
+
+def read_extra(path: Path, extra: Extra, size: Sequence[int]) -> np.ndarray:
+    """Another model's prediction as ``[classes, H, W]`` bytes: of ids 0 or 255, of probabilities what is between."""
+    C = extra.classes
+    values = read_npy(path) if path.suffix == ".npy" else _read(path, mask=True)
+    if values.ndim == 3 and values.shape[0] == 1:
+        values = values[0]
+    if values.ndim == 2:
+        labels, void = ClassIds(extra.ids)(_resized_map(values, size, path), path)
+        return (_filled(labels, void) == np.arange(C)[:, None, None]).astype(np.uint8) * np.uint8(255)
+    if values.ndim == 3 and values.shape[-1] == C and values.shape[0] != C:
+        values = np.moveaxis(values, -1, 0)
+    if values.ndim != 3 or len(values) != C:
+        found = shape_text(values.shape)
+        raise DataError(f"{path}: expected ids [H, W] or probabilities [{C}, H, W] or [H, W, {C}], found {found}")
+    values = values.astype(np.float32)
+    if not (values.min() >= 0 and values.max() <= 1):  # also where there is a nan
+        raise DataError(f"{path}: expected probabilities from 0 to 1, found {values.min():g} to {values.max():g}")
+    planes = _resized_image(np.round(values * 255).astype(np.uint8), size, path)
+    return _filled(planes, np.asarray(~planes.any(0)))
 
 
 def _read(path: Path, mask: bool = False) -> np.ndarray:
