@@ -130,8 +130,7 @@ def evaluate(
 
 def scored_region(data: DataModule, part: str, multiple: int) -> Region:
     """Which pixels of a part's images are scored; ``multiple`` is that of the method's windows."""
-    sizes, window = [data.cases.size_of(i) for i in data.indices(part)], data.eval_window.size
-    scored = [size if window is None else window for size in sizes]
+    sizes, scored, window = data.sizes(part), data.scored_sizes(part), data.eval_window.size
     cut = [plan(size, multiple) for size in set(scored)]
     windows = max(len(one[0]) * len(one[1]) if one else 1 for one in cut)
     if scored == sizes:

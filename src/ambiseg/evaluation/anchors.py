@@ -179,7 +179,7 @@ _WORDS: dict[AnchorKey, tuple[str, str]] = {
         "one constant mask",
         "The same mask for every image: at each pixel what most {annotator}s of the training images say there.",
     ),
-    "empty": ("an empty mask", "Nothing is marked, in no image."),
+    "empty": ("an empty mask", "Nothing is marked in any image."),
 }
 
 
