@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ambiseg import transport
 from ambiseg.masks import MaskDistribution, Masks, as_masks, exact
-from ambiseg.overlap import Absent, check_classes, common_valid, compatible, joint_iou, pairwise_iou
+from ambiseg.overlap import Absent, check_classes, common_valid, compatible, joint_iou, occurring, pairwise_iou
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ PROTOCOLS: dict[str, Protocol] = {
 def ged(
     pred: Masks,
     truth: Masks,
-    classes: Sequence[int] = (1,),
+    classes: Sequence[int] | None = None,
     protocol: str = "mose",
     unbiased: bool | Literal["both"] = False,
 ) -> Tensor:
@@ -86,7 +86,8 @@ def ged(
     Args:
         pred: N masks per image.
         truth: M masks per image of the same size.
-        classes: class ids over which IoU is averaged.
+        classes: class ids over which IoU is averaged. ``None``: all foreground classes (ids above 0) that occur in
+            any mask of ``pred`` or ``truth``; class 1 where none occurs.
         protocol: a name in :data:`PROTOCOLS`.
         unbiased: False, True (predictions only) or ``"both"``, see above. With weights w the correction is 1 − Σw²:
             right for independent draws. nan where one mask has all the weight.
@@ -101,6 +102,7 @@ def ged(
     if unbiased not in (False, True, "both"):
         raise ValueError(f"unbiased must be False, True or 'both', found {unbiased!r}")
     pred, truth = compatible(pred, truth)
+    classes = occurring(pred, truth) if classes is None else classes
     d = 1 - joint_iou(pred, truth, classes, _protocol(protocol).absent(classes))
     N, u, v = pred.count, _weights(pred), _weights(truth)
     cross = _expectation(d[:, :N, N:], u, v)
@@ -109,7 +111,7 @@ def ged(
     return _scored(2 * cross - within_pred - within_truth, pred, truth)
 
 
-def matched_iou(pred: Masks, truth: Masks, classes: Sequence[int] = (1,), protocol: str = "mose") -> Tensor:
+def matched_iou(pred: Masks, truth: Masks, classes: Sequence[int] | None = None, protocol: str = "mose") -> Tensor:
     """Mean IoU under the best matching of samples and annotations (M-IoU, Hungarian-matched IoU):
 
         max_P Σ_ij P_ij IoU(S_i, Y_j)     s.t.  P1 = u,  Pᵀ1 = v,  P ≥ 0.
@@ -121,7 +123,7 @@ def matched_iou(pred: Masks, truth: Masks, classes: Sequence[int] = (1,), protoc
     (1.0, 0.5)
     """
     pred, truth = compatible(pred, truth)
-    rule = _protocol(protocol)
+    rule, classes = _protocol(protocol), occurring(pred, truth) if classes is None else classes
     iou = pairwise_iou(pred, truth, classes, rule.absent(classes))
     u, v = _weights(pred), _weights(truth)
     undefined = (iou.isnan() & (u[:, :, None] * v[:, None] > 0)).flatten(1).any(1)
@@ -132,7 +134,7 @@ def matched_iou(pred: Masks, truth: Masks, classes: Sequence[int] = (1,), protoc
 
 
 def sample_diversity(
-    masks: Masks, classes: Sequence[int] = (1,), protocol: str = "mose", unbiased: bool = False
+    masks: Masks, classes: Sequence[int] | None = None, protocol: str = "mose", unbiased: bool = False
 ) -> Tensor:
     """How much the masks of one distribution differ, E[1 − IoU(S, S′)], ``[B]``: the self-term of :func:`ged`.
 
@@ -140,6 +142,7 @@ def sample_diversity(
     0.25
     """
     masks = as_masks(masks)
+    classes = occurring(masks) if classes is None else classes
     d = 1 - pairwise_iou(masks, masks, classes, _protocol(protocol).absent(classes))
     return _scored(_self_expectation(d, _weights(masks), unbiased), masks, masks)
 
@@ -241,19 +244,21 @@ class ReliabilityCurve:
 def reliability_curve(
     pred_marginal: Tensor | np.ndarray,
     truth_marginal: Tensor | np.ndarray,
-    classes: Sequence[int] | None = (1,),
+    classes: Sequence[int] | None = None,
     bins: int = 10,
     valid: Tensor | np.ndarray | None = None,
 ) -> ReliabilityCurve:
     """Bin pixels by predicted probability and compare it with the share of annotators who agree.
 
     One class: how its probability is calibrated. Several: each pixel's most likely class of all C, where it is one of
-    ``classes`` (others fall in no bin but count in the total, as in the released code). ``None``: all classes.
-    A bin is open below and closed above, so probabilities of exactly 0 are in no bin.
+    ``classes`` (others fall in no bin but count in the total, as in the released code). A bin is open below and
+    closed above, so probabilities of exactly 0 are in no bin.
 
     Args:
         pred_marginal: ``[B, C, *spatial]`` probabilities.
         truth_marginal: ``[B, C, *spatial]`` share of annotators, :meth:`MaskDistribution.marginal_probs`.
+        classes: ``None``: all foreground classes (ids above 0) that have a probability anywhere in either; class 1
+            where none has. ``range(C)`` takes the background too.
         valid: ``[B, *spatial]`` bool, False at void pixels.
 
     >>> curve = reliability_curve(torch.tensor([[[[.2]], [[.8]]]]), torch.tensor([[[[.5]], [[.5]]]]))
@@ -272,7 +277,7 @@ def reliability_curve(
     if bins < 1:
         raise ValueError(f"bins must be at least 1, found {bins}")
     B, C, *spatial = pred.shape
-    chosen = list(range(C)) if classes is None else check_classes(classes, C)
+    chosen = None if classes is None else check_classes(classes, C)
     if valid is not None:
         valid = torch.as_tensor(valid)
         if valid.dtype != torch.bool or list(valid.shape) != [B, *spatial]:
@@ -283,6 +288,11 @@ def reliability_curve(
             low, high = (float(x) for x in torch.aminmax(counted)) if counted.numel() else (0.0, 1.0)
             if not (low >= -1e-4 and high <= 1 + 1e-4):  # also catches nan
                 raise ValueError(f"the {name} marginal must hold probabilities, found {low:.4g} to {high:.4g}")
+    if chosen is None:
+        there = torch.maximum(pred, truth.to(pred))
+        there = there if valid is None else there * valid[:, None]
+        chosen = [c for c in there.transpose(0, 1).flatten(1).amax(1).gt(0).nonzero().flatten().tolist() if c] or [1]
+        chosen = check_classes(chosen, C)
     if len(chosen) == 1:
         confidence, accuracy = pred[:, chosen[0]], truth[:, chosen[0]]
     else:
@@ -311,7 +321,7 @@ def reliability_curve(
 def ece(
     pred_marginal: Tensor | np.ndarray,
     truth_marginal: Tensor | np.ndarray,
-    classes: Sequence[int] | None = (1,),
+    classes: Sequence[int] | None = None,
     bins: int = 10,
     valid: Tensor | np.ndarray | None = None,
 ) -> float:

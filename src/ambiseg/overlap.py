@@ -30,7 +30,7 @@ _CACHED = 2**16  # words, 512 kB: pairs of masks compared at a time, so that the
 # -- hard masks ----------------------------------------------------------------------------------------------
 
 
-def pairwise_iou(a: Masks, b: Masks, classes: Sequence[int] = (1,), absent: Absent = "agree") -> Tensor:
+def pairwise_iou(a: Masks, b: Masks, classes: Sequence[int] | None = None, absent: Absent = "agree") -> Tensor:
     """IoU of every mask of ``a`` with every mask of ``b``, averaged over ``classes``:
 
         IoU[b, i, j] = mean_c |a_i^c ∩ b_j^c| / |a_i^c ∪ b_j^c|,      a_i^c = pixels that mask i gives class c.
@@ -38,7 +38,7 @@ def pairwise_iou(a: Masks, b: Masks, classes: Sequence[int] = (1,), absent: Abse
     Args:
         a: N masks per image, ``[B, N, *spatial]``.
         b: M masks per image of the same size. A pixel counts where it is valid in both.
-        classes: the class ids to average over.
+        classes: the class ids to average over; ``None``: all that occur, see :func:`occurring`.
         absent: what a class in neither mask counts as. With ``skip``, a pair that has none of the classes is nan.
 
     Returns:
@@ -51,15 +51,17 @@ def pairwise_iou(a: Masks, b: Masks, classes: Sequence[int] = (1,), absent: Abse
     """
     a, b = compatible(a, b)
     valid = common_valid(a, b)
-    ious = [_iou(_encode(a, c, valid), _encode(b, c, valid)) for c in check_classes(classes)]
+    chosen = occurring(a, b) if classes is None else check_classes(classes)
+    ious = [_iou(_encode(a, c, valid), _encode(b, c, valid)) for c in chosen]
     return _mean_over_classes(ious, absent)
 
 
-def joint_iou(a: Masks, b: Masks, classes: Sequence[int] = (1,), absent: Absent = "agree") -> Tensor:
+def joint_iou(a: Masks, b: Masks, classes: Sequence[int] | None = None, absent: Absent = "agree") -> Tensor:
     """:func:`pairwise_iou` among all N + M masks of ``a`` and ``b`` together, ``[B, N + M, N + M]``, in one go."""
     a, b = compatible(a, b)
     valid = common_valid(a, b)
-    masks = (torch.cat([_encode(a, c, valid), _encode(b, c, valid)], 1) for c in check_classes(classes))
+    chosen = occurring(a, b) if classes is None else check_classes(classes)
+    masks = (torch.cat([_encode(a, c, valid), _encode(b, c, valid)], 1) for c in chosen)
     return _mean_over_classes([_iou(x, x) for x in masks], absent)
 
 
@@ -323,6 +325,27 @@ def check_classes(classes: Iterable[int], count: int | None = None) -> list[int]
         limit = "" if count is None else f" and below {count}"
         raise ValueError(f"class ids must be at least 0{limit}, found {ids}")
     return ids
+
+
+def occurring(a: Masks, b: Masks | None = None) -> list[int]:
+    """The foreground classes, ids above 0, that any mask of any image holds; ``[1]`` where there is none.
+
+    Masks of weight 0 and void pixels hold nothing. On a GPU this waits for the device: name the classes in a loop.
+
+    >>> occurring(torch.tensor([[[[0, 3]]], [[[1, 0]]]])), occurring(torch.zeros(1, 1, 2, 2, dtype=torch.long))
+    ([1, 3], [1])
+    """
+    a = as_masks(a)
+    b = a if b is None else as_masks(b)
+    valid, found = common_valid(a, b), set[int]()
+    for masks in (a,) if b is a else (a, b):
+        counts = (masks.mass > 0)[(...,) + (None,) * len(masks.spatial)]
+        for n in range(masks.count):  # one mask of each image at a time: little memory
+            shown = counts[:, n] if valid is None else counts[:, n] & valid
+            labels = masks.labels[:, n].long() * shown
+            few = int(labels.max()) < 2**16  # a sort would take longer
+            found.update((torch.bincount(labels.flatten()).nonzero() if few else labels.unique()).flatten().tolist())
+    return sorted(found - {0}) or [1]
 
 
 def common_valid(a: MaskDistribution, b: MaskDistribution) -> Tensor | None:
