@@ -10,9 +10,10 @@ from ambiseg import PROTOCOLS, MaskDistribution, ged, matched_iou, sample_divers
 from ambiseg.data.case import Case, Cases
 from ambiseg.data.loader import Window
 from ambiseg.evaluation.anchors import AnchorScores, anchor_scores, anchors_of, constant_mask, verdict
+from ambiseg.evaluation.overlaps import region_iou
 from ambiseg.evaluation.results import Mean
 from ambiseg.evaluation.summary import mean_of
-from ambiseg.overlap import pairwise_iou, region_iou
+from ambiseg.overlap import pairwise_iou
 
 
 def _readers(seed: int, B: int = 3, M: int = 4, classes: int = 2, void: bool = False) -> MaskDistribution:

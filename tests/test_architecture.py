@@ -22,6 +22,7 @@ LAYERS = [
     "regions",
     "overlap",
     "transport",
+    "intervals",
     "metrics",
     "streaming",
     "nn",

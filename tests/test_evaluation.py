@@ -29,6 +29,7 @@ from ambiseg.evaluation.scoring import ScoredCase, ScoringRules, bias, score_bat
 from ambiseg.evaluation.summary import mean_of, summarise
 from ambiseg.methods.base import Stratified
 from ambiseg.methods.drawing import per_stratum
+from ambiseg.metrics import compare
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.runs import Run
 from tests.conftest import TINY
@@ -188,7 +189,6 @@ def test_methods_with_strata_and_with_samples_only(method, keys, stratum):
 
 def test_unbiased_distance_of_stratified_draws_is_right_on_average():
     """Two strata of two equally likely masks each, every outcome of two draws from either gone through."""
-    rules = ScoringRules("mose", (1,), 2)
     g = torch.Generator().manual_seed(3)
     support = torch.randint(2, (2, 2, 5, 5), generator=g)
     truth = torch.randint(2, (1, 3, 5, 5), generator=g)
@@ -201,7 +201,7 @@ def test_unbiased_distance_of_stratified_draws_is_right_on_average():
             torch.stack([support[0, a], support[0, b], support[1, c], support[1, d]])[None], weights
         )
         plain.append(ged(masks, truth).item())
-        corrected.append(plain[-1] - bias(masks, sample_diversity(masks), rules, strata=2).item())
+        corrected.append(plain[-1] - bias(masks, compare(masks, truth).diversity(strata=2)).item())
     assert np.mean(corrected) == pytest.approx(limit, abs=1e-7)
     assert np.mean(plain) > limit + 0.01
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from ambiseg import (
     pixel_entropy,
     sample_diversity,
 )
+from ambiseg.metrics import compare
 from tests import reference
 
 
@@ -318,3 +321,21 @@ def test_entropy_is_averaged_over_valid_pixels_only():
     assert pixel_entropy(labels).item() == pytest.approx(2 / 3 * math.log(2))
     valid = torch.tensor([[[True, True, False]]])
     assert pixel_entropy(MaskDistribution(labels, valid=valid)).item() == pytest.approx(math.log(2) / 2)
+
+
+@pytest.mark.parametrize("protocol", ["mose", "kohl2018"])
+def test_one_comparison_has_all_that_the_metrics_have(protocol):
+    pred, truth = pair(0, N=6)
+    options = {"classes": (1, 2), "protocol": protocol}
+    pred = replace(pred, valid=truth.valid)  # diversity looks at one distribution alone
+    both = compare(pred, truth, **options)
+    equal = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
+    equal(both.ged(), ged(pred, truth, **options))
+    equal(both.ged(unbiased=True), ged(pred, truth, unbiased=True, **options))
+    equal(both.matched_iou(), matched_iou(pred, truth, **options))
+    equal(both.diversity(), sample_diversity(pred, **options))
+    equal(both.truth_diversity(), sample_diversity(truth, **options))
+    alone = [sample_diversity(MaskDistribution(x, valid=pred.valid), **options) for x in pred.labels.split(2, 1)]
+    equal(both.diversity(strata=3), torch.stack(alone, 1))
+    marked = [(x.class_ids(3) > 0).flatten(2).any(2) for x in (pred, truth)]
+    assert torch.equal(both.marked, torch.cat(marked, 1))

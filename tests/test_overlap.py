@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ambiseg import MaskDistribution, overlap, pairwise_iou
-from ambiseg.overlap import COSTS, ce_cost, iou_cost, joint_iou
-from ambiseg.regions import partition
+from ambiseg.overlap import COSTS, ce_cost, iou_cost, joint_iou, joint_overlap
+from ambiseg.regions import RegionMasks, partition
 from tests import reference
 
 # -- hard masks ----------------------------------------------------------------------------------------------
@@ -84,6 +84,31 @@ def test_dot_products_of_accelerators_count_like_bits(monkeypatch):
     expected = joint_iou(a, b, (1, 2))
     monkeypatch.setattr(overlap, "_packs", lambda labels: False)
     assert torch.equal(joint_iou(a, b, (1, 2)), expected)
+
+
+@pytest.mark.parametrize(
+    ("readers", "spatial", "by_region"),
+    [(3, (60, 71), True), (3, (4, 40, 33), True), (12, (40, 40), False)],  # the last: nearly a region for each pixel
+)
+@pytest.mark.parametrize("void", [None, "truth", "both", "everything"])
+@pytest.mark.parametrize("absent", ["agree", "skip"])
+def test_overlaps_from_regions_are_those_of_pixels(readers, spatial, by_region, void, absent):
+    g = torch.Generator().manual_seed(0)
+    share = {"everything": 0.0}.get(void or "", 0.7)
+    valid = None if void is None else torch.rand(2, *spatial, generator=g) < share
+    own = torch.rand(2, *spatial, generator=g) < 0.7 if void == "both" else None
+    a = MaskDistribution(torch.randint(3, (2, 5, *spatial), generator=g, dtype=torch.uint8), valid=own)
+    b = MaskDistribution(torch.randint(3, (2, readers, *spatial), generator=g), valid=valid)
+    known = RegionMasks.of(partition(b, 3), spatial, valid=valid)
+    assert (overlap._by_region(a, known, [1], overlap.common_valid(a, b)) is not None) == (
+        by_region or void == "everything"
+    )
+    found, expected = (joint_overlap(a, x, (1, 2), absent) for x in (known, b))
+    assert "labels" not in vars(known) or not by_region
+    assert torch.equal(found.iou.nan_to_num(nan=9), expected.iou.nan_to_num(nan=9))
+    assert torch.equal(found.marked, expected.marked)
+    within = pairwise_iou(known, known, (1, 2), absent)
+    assert torch.equal(within.nan_to_num(nan=9), pairwise_iou(b, b, (1, 2), absent).nan_to_num(nan=9))
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (0, 2, 3, 1), (2, 0, 3, 1)])

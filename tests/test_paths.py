@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def documented(layout: str) -> dict[str, str]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_documented_paths_find_all(layout: str, tmp_path: Path) -> None:
     files, expected = LAYOUTS[layout]
-    listing = list_paths(touched(tmp_path, files), FolderSettings(**documented(layout)))
+    listing = list_paths(touched(tmp_path, files), FolderSettings.model_validate(documented(layout)))
     assert {e.name: ([m.reader for m in e.masks], e.split) for e in listing.entries} == expected
     assert not [problem for problem in listing.problems if problem.severity != "hint"]
 
@@ -111,8 +112,9 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     ],
 )
 def test_a_template_that_cannot_be_is_refused(said: dict[str, str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "ambiseg.json").write_text(json.dumps(said))
     with pytest.raises(DataError, match=re.escape(message)):
-        Folder(tmp_path, **said)
+        Folder(tmp_path)
 
 
 def test_cases_are_read(tmp_path: Path) -> None:

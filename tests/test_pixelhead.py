@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 
 from ambiseg import MaskDistribution
 from ambiseg.nn import PixelHead, ReleasedHead, pixelhead
-from ambiseg.nn.pixelhead import Folded, as_rows, draw_masks, mean_softmax, pixel_logits, region_sums
+from ambiseg.nn.pixelhead import (
+    Folded,
+    _first_of_greatest,
+    as_rows,
+    draw_masks,
+    mean_softmax,
+    pixel_logits,
+    region_sums,
+)
 from ambiseg.regions import partition
 
 
@@ -137,6 +145,12 @@ def test_masks_and_marginals_are_those_of_the_logits(C):
     expected = (weights[:, :, None, None, None] * logits.softmax(2)).sum(1)
     assert torch.allclose(marginal.unflatten(2, (4, 5)), expected)
     assert torch.equal(mean_softmax(as_rows(dense), head.fold(latents), weights, tile=6), marginal)
+
+
+@pytest.mark.parametrize("C", [3, 25, 255, 256])
+def test_of_equal_scores_the_first_class_is_drawn(C):
+    scores = torch.randint(3, (C, 50), generator=torch.Generator().manual_seed(0)).float() - 1
+    assert torch.equal(_first_of_greatest(scores).long(), scores.argmax(0))
 
 
 def test_mixed_precision_sums_in_full_precision():

@@ -6,7 +6,8 @@
 - :mod:`ambiseg.regions`     pixels that all annotators labelled alike form one region; sums over regions
 - :mod:`ambiseg.overlap`     pairwise IoU of hard masks; soft IoU and cross-entropy costs ``[B, N, M]``
 - :mod:`ambiseg.transport`   couplings (nearest, greedy, exact) and the relaxed transport objective
-- :mod:`ambiseg.metrics`     ged, matched_iou, ece, diversity, entropy; named protocols; bootstrap intervals
+- :mod:`ambiseg.metrics`     ged, matched_iou, ece, diversity, entropy; named protocols
+- :mod:`ambiseg.intervals`   bootstrap intervals by patient
 - :mod:`ambiseg.streaming`   the same metrics as torchmetrics classes
 - :mod:`ambiseg.nn`          backbones, heads, windows of large images
 - :mod:`ambiseg.methods`     the methods, and the protocol that they follow

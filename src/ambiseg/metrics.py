@@ -9,7 +9,7 @@ What papers call by one name they compute in different ways. :data:`PROTOCOLS` h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from ambiseg import transport
+from ambiseg.intervals import Interval as Interval
+from ambiseg.intervals import bootstrap as bootstrap
 from ambiseg.masks import MaskDistribution, Masks, as_masks, exact
-from ambiseg.overlap import Absent, check_classes, common_valid, compatible, joint_iou, occurring, pairwise_iou
+from ambiseg.overlap import Absent, check_classes, common_valid, compatible, joint_overlap, occurring, pairwise_iou
 
 
 @dataclass(frozen=True)
@@ -99,16 +101,7 @@ def ged(
     >>> ged(readers, readers).item(), ged(readers[:, :1], readers).item()
     (0.0, 0.5)
     """
-    if unbiased not in (False, True, "both"):
-        raise ValueError(f"unbiased must be False, True or 'both', found {unbiased!r}")
-    pred, truth = compatible(pred, truth)
-    classes = occurring(pred, truth) if classes is None else classes
-    d = 1 - joint_iou(pred, truth, classes, _protocol(protocol).absent(classes))
-    N, u, v = pred.count, _weights(pred), _weights(truth)
-    cross = _expectation(d[:, :N, N:], u, v)
-    within_pred = _self_expectation(d[:, :N, :N], u, bool(unbiased))
-    within_truth = _self_expectation(d[:, N:, N:], v, unbiased == "both")
-    return _scored(2 * cross - within_pred - within_truth, pred, truth)
+    return compare(pred, truth, classes, protocol).ged(unbiased)
 
 
 def matched_iou(pred: Masks, truth: Masks, classes: Sequence[int] | None = None, protocol: str = "mose") -> Tensor:
@@ -125,12 +118,7 @@ def matched_iou(pred: Masks, truth: Masks, classes: Sequence[int] | None = None,
     pred, truth = compatible(pred, truth)
     rule, classes = _protocol(protocol), occurring(pred, truth) if classes is None else classes
     iou = pairwise_iou(pred, truth, classes, rule.absent(classes))
-    u, v = _weights(pred), _weights(truth)
-    undefined = (iou.isnan() & (u[:, :, None] * v[:, None] > 0)).flatten(1).any(1)
-    iou = iou.nan_to_num(nan=0.0)
-    match = _rectangular_plan if rule.matching == "rectangular" else transport.optimal_plan
-    value = (match(1 - iou, u, v) * iou).sum((1, 2))
-    return _scored(value.masked_fill(undefined, torch.nan), pred, truth)
+    return _scored(_matched(iou, _weights(pred), _weights(truth), rule), pred, truth)
 
 
 def sample_diversity(
@@ -145,6 +133,72 @@ def sample_diversity(
     classes = occurring(masks) if classes is None else classes
     d = 1 - pairwise_iou(masks, masks, classes, _protocol(protocol).absent(classes))
     return _scored(_self_expectation(d, _weights(masks), unbiased), masks, masks)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The masks of two distributions beside each other: all metrics that are made of their IoUs, for the price of one.
+
+    Attributes:
+        pred, truth: N and M masks per image.
+        iou: ``[B, N + M, N + M]`` of every pair.
+        marked: ``[B, N + M]`` bool, which masks have any of the classes.
+        rule: how the IoUs were averaged, and are matched.
+    """
+
+    pred: MaskDistribution
+    truth: MaskDistribution
+    iou: Tensor
+    marked: Tensor
+    rule: Protocol
+
+    def ged(self, unbiased: bool | Literal["both"] = False) -> Tensor:
+        """:func:`ged` of the two."""
+        if unbiased not in (False, True, "both"):
+            raise ValueError(f"unbiased must be False, True or 'both', found {unbiased!r}")
+        d, N, u, v = 1 - self.iou, self.pred.count, _weights(self.pred), _weights(self.truth)
+        cross = _expectation(d[:, :N, N:], u, v)
+        within_pred = _self_expectation(d[:, :N, :N], u, bool(unbiased))
+        within_truth = _self_expectation(d[:, N:, N:], v, unbiased == "both")
+        return self._scored(2 * cross - within_pred - within_truth)
+
+    def matched_iou(self) -> Tensor:
+        """:func:`matched_iou` of the two."""
+        N = self.pred.count
+        return self._scored(_matched(self.iou[:, :N, N:], _weights(self.pred), _weights(self.truth), self.rule))
+
+    def diversity(self, strata: int = 1) -> Tensor:
+        """:func:`sample_diversity` of ``pred``, ``[B]``; with K > 1 ``strata`` of equally many masks, of each alone,
+        taken as equally likely, ``[B, K]``."""
+        B, N = len(self.pred), self.pred.count
+        d = 1 - self.iou[:, :N, :N]
+        if strata == 1:
+            return self._scored(_expectation(d, u := _weights(self.pred), u))
+        S = N // strata
+        blocks = d.view(B, strata, S, strata, S).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).reshape(-1, S, S)
+        alike = torch.full_like(blocks[:, 0], 1 / S)
+        return self._scored(_expectation(blocks, alike, alike).view(B, strata))
+
+    def truth_diversity(self) -> Tensor:
+        """:func:`sample_diversity` of ``truth``."""
+        N = self.pred.count
+        return self._scored(_expectation(1 - self.iou[:, N:, N:], v := _weights(self.truth), v))
+
+    def _scored(self, values: Tensor) -> Tensor:
+        return _scored(values, self.pred, self.truth)
+
+
+def compare(pred: Masks, truth: Masks, classes: Sequence[int] | None = None, protocol: str = "mose") -> Comparison:
+    """Compute the IoUs of all pairs once; the arguments are those of :func:`ged`.
+
+    >>> readers = torch.tensor([[[[0, 0, 1, 1]], [[0, 0, 0, 0]]]])
+    >>> both = compare(readers[:, :1], readers)
+    >>> both.ged().item(), both.matched_iou().item(), both.truth_diversity().item()
+    (0.5, 0.5, 0.5)
+    """
+    (pred, truth), rule = compatible(pred, truth), _protocol(protocol)
+    classes = occurring(pred, truth) if classes is None else classes
+    return Comparison(pred, truth, *joint_overlap(pred, truth, classes, rule.absent(classes)), rule)
 
 
 def _weights(masks: MaskDistribution) -> Tensor:
@@ -166,6 +220,14 @@ def _self_expectation(d: Tensor, u: Tensor, unbiased: bool = False) -> Tensor:
         raise ValueError(f"unbiased needs at least 2 masks per image, found {d.shape[1]}")
     diagonal = torch.eye(d.shape[1], dtype=torch.bool, device=d.device)
     return _expectation(d.masked_fill(diagonal, 0), u, u) / (1 - u.square().sum(1))
+
+
+def _matched(iou: Tensor, u: Tensor, v: Tensor, rule: Protocol) -> Tensor:
+    undefined = (iou.isnan() & (u[:, :, None] * v[:, None] > 0)).flatten(1).any(1)
+    iou = iou.nan_to_num(nan=0.0)
+    match = _rectangular_plan if rule.matching == "rectangular" else transport.optimal_plan
+    value = (match(1 - iou, u, v) * iou).sum((1, 2))
+    return value.masked_fill(undefined, torch.nan)
 
 
 def _rectangular_plan(cost: Tensor, u: Tensor, v: Tensor) -> Tensor:
@@ -349,83 +411,6 @@ def pixel_entropy(masks: Masks, classes: int | None = None) -> Tensor:
     return entropy.sum(1) / masks.valid.flatten(1).sum(1)
 
 
-# -- uncertainty of the averages -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean with its bootstrap confidence interval; prints as ``0.1903 [0.1810, 0.2002]``."""
-
-    mean: float
-    low: float
-    high: float
-    level: float
-
-    def __str__(self) -> str:
-        return f"{self.mean:.4f} [{self.low:.4f}, {self.high:.4f}]"
-
-
-def bootstrap(
-    values: Tensor | np.ndarray | Sequence[float],
-    groups: Iterable[object] | None = None,
-    *,
-    baseline: Tensor | np.ndarray | Sequence[float] | None = None,
-    level: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
-) -> Interval:
-    """Percentile interval of the mean over images, resampling whole groups (patients) with replacement.
-
-    Images of one patient are alike, so resampling images would promise too much. nan values are left out. A single
-    group says nothing about others: its interval has nan bounds.
-
-    Args:
-        values: one value per image.
-        groups: the patient of each image; every image its own when ``None``.
-        baseline: another method's values on the same images: the interval is then of the paired difference
-            values − baseline, and the methods differ at this level where it excludes 0.
-
-    >>> print(bootstrap([.1, .2, .3, .4], groups=["ann", "ann", "bob", "bob"], resamples=1000))
-    0.2500 [0.1500, 0.3500]
-    """
-    x = _numbers(values)
-    if x.ndim != 1 or x.size == 0:
-        raise ValueError(f"values must be one number an image, found shape {list(x.shape)}")
-    if baseline is not None:
-        y = _numbers(baseline)
-        if y.shape != x.shape:
-            raise ValueError(f"baseline must hold as many values, found {y.size} against {x.size}")
-        x = x - y
-    names = list(range(x.size) if groups is None else groups)
-    if len(names) != x.size:
-        raise ValueError(f"groups must name the group of each of {x.size} images, found {len(names)}")
-    for i, name in enumerate(names):
-        if name is None or name != name:
-            raise ValueError(f"groups must name the group of each image, found {name} for image {i}")
-    if not 0 < level < 1 or resamples < 1:
-        raise ValueError(f"level must be in (0, 1) and resamples positive, found {level} and {resamples}")
-    scored = ~np.isnan(x)
-    if not scored.any():
-        return Interval(np.nan, np.nan, np.nan, level)
-    numbers: dict[object, int] = {}
-    group = np.array([numbers.setdefault(name, len(numbers)) for name, ok in zip(names, scored, strict=True) if ok])
-    sums, counts = np.bincount(group, x[scored]), np.bincount(group)
-    if len(sums) < 2:
-        return Interval(float(x[scored].mean()), np.nan, np.nan, level)
-    rng, size = np.random.default_rng(seed), len(sums)
-    means = []
-    for start in range(0, resamples, step := max(1, 2**22 // size)):  # a block of draws at a time: bounded memory
-        drawn = rng.integers(size, size=(min(step, resamples - start), size))
-        means.append(sums[drawn].sum(1) / counts[drawn].sum(1))
-    means = np.concatenate(means)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(x[scored].mean()), float(low), float(high), level)
-
-
-def _numbers(values: Tensor | np.ndarray | Sequence[float]) -> np.ndarray:
-    return values.detach().cpu().double().numpy() if isinstance(values, Tensor) else np.asarray(values, np.float64)
-
-
 def _protocol(name: str) -> Protocol:
     if name not in PROTOCOLS:
         raise ValueError(f"protocol must be one of {', '.join(PROTOCOLS)}, found {name!r}")
@@ -435,4 +420,7 @@ def _protocol(name: str) -> Protocol:
 def _scored(values: Tensor, pred: MaskDistribution, truth: MaskDistribution) -> Tensor:
     """nan for images without a valid pixel, where every rule about empty masks would be about nothing."""
     valid = common_valid(pred, truth)
-    return values if valid is None else values.masked_fill(~valid.flatten(1).any(1), torch.nan)
+    if valid is None:
+        return values
+    nothing = ~valid.flatten(1).any(1)
+    return values.masked_fill(nothing.view(-1, *[1] * (values.ndim - 1)), torch.nan)

@@ -6,9 +6,9 @@ IoU of hard masks is defined in ``_iou``, the soft costs in :func:`iou_cost` and
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -50,45 +50,127 @@ def pairwise_iou(a: Masks, b: Masks, classes: Sequence[int] | None = None, absen
     tensor([[[0.5000, 0.0000]]], dtype=torch.float64)
     """
     a, b = compatible(a, b)
-    valid = common_valid(a, b)
-    chosen = occurring(a, b) if classes is None else check_classes(classes)
-    ious = [_iou(_encode(a, c, valid), _encode(b, c, valid)) for c in chosen]
-    return _mean_over_classes(ious, absent)
+    ids, valid = occurring(a, b) if classes is None else check_classes(classes), common_valid(a, b)
+    if a is b and isinstance(a, RegionMasks) and a.regions is not None:
+        return _mean_over_classes([_divide(_shared(a.regions, c, exact(a.regions.size))) for c in ids], absent)
+    return _mean_over_classes([_iou(_encode(a, c, valid), _encode(b, c, valid)) for c in ids], absent)
 
 
 def joint_iou(a: Masks, b: Masks, classes: Sequence[int] | None = None, absent: Absent = "agree") -> Tensor:
     """:func:`pairwise_iou` among all N + M masks of ``a`` and ``b`` together, ``[B, N + M, N + M]``, in one go."""
-    a, b = compatible(a, b)
-    valid = common_valid(a, b)
-    chosen = occurring(a, b) if classes is None else check_classes(classes)
-    masks = (torch.cat([_encode(a, c, valid), _encode(b, c, valid)], 1) for c in chosen)
-    return _mean_over_classes([_iou(x, x) for x in masks], absent)
+    return joint_overlap(a, b, classes, absent).iou
 
 
-def region_iou(
-    counts: np.ndarray, labels: np.ndarray, size: np.ndarray, classes: Sequence[int], absent: Absent = "agree"
-) -> np.ndarray:
-    """:func:`pairwise_iou` of masks of one image with masks that are constant on regions, without a look at pixels.
+class Overlap(NamedTuple):
+    """All masks of two distributions beside each other.
 
-    Args:
-        counts: ``[N, C, U]`` pixels that each mask gives each class in each region.
-        labels: ``[U, D]`` the class of each region in each of the other masks.
-        size: ``[U]`` pixels of each region.
-
-    Returns:
-        ``[N, D]``.
-
-    >>> region_iou(np.array([[[0.0, 1.0], [2.0, 3.0]]]), np.array([[1, 0], [0, 1]]), np.array([2.0, 4.0]), (1,))
-    array([[0.4, 0.5]])
+    Attributes:
+        iou: ``[B, N + M, N + M]``, as :func:`joint_iou`.
+        marked: ``[B, N + M]`` bool: whether a mask has any of the classes at a pixel that counts.
     """
-    total, found = np.zeros((2, len(counts), labels.shape[1]))
-    for c in check_classes(classes):
-        drawn = (labels == c).astype(float)
-        intersection = counts[:, c] @ drawn  # of whole numbers: exact in any order
-        union = counts[:, c].sum(1)[:, None] + size @ drawn - intersection
-        total += np.divide(intersection, union, out=np.full_like(union, float(absent == "agree")), where=union > 0)
-        found += (union > 0) | (absent == "agree")
-    return np.divide(total, found, out=np.full_like(total, np.nan), where=found > 0)
+
+    iou: Tensor
+    marked: Tensor
+
+
+def joint_overlap(a: Masks, b: Masks, classes: Sequence[int] | None = None, absent: Absent = "agree") -> Overlap:
+    """Overlaps among the N masks of ``a`` and the M of ``b``. Where regions of ``b`` are known, its masks are not read:
+
+    |a_i^c ∩ b_j^c| = Σ_u [b_j = c in u] · |a_i^c ∩ u|.
+    """
+    a, b = compatible(a, b)
+    valid, ids = common_valid(a, b), occurring(a, b) if classes is None else check_classes(classes)
+    counted = list(_by_region(a, b, ids, valid) or _by_pixel(a, b, ids, valid))
+    iou = _mean_over_classes([_divide(intersection) for intersection in counted], absent)
+    areas = torch.stack([intersection.diagonal(dim1=1, dim2=2) for intersection in counted])
+    return Overlap(iou, (areas > 0).any(0))
+
+
+def _by_pixel(a: MaskDistribution, b: MaskDistribution, ids: list[int], valid: Tensor | None) -> Iterator[Tensor]:
+    """Pixels that every pair of the N + M masks shares, ``[B, N + M, N + M]``, for each class."""
+    for c in ids:
+        masks = torch.cat([_encode(a, c, valid), _encode(b, c, valid)], 1)
+        yield _intersections(masks, masks)
+
+
+def _by_region(
+    a: MaskDistribution, b: MaskDistribution, ids: list[int], valid: Tensor | None
+) -> Iterator[Tensor] | None:
+    """The same from the regions of ``b``; ``None`` on an accelerator, and where regions are unknown or too many."""
+    regions = b.regions if isinstance(b, RegionMasks) else None
+    if regions is None or not _packs(a.labels):
+        return None
+    sorted_ = _sort_pixels(regions, valid)
+    return None if sorted_ is None else _from_regions(a, regions, sorted_, ids)
+
+
+class _Sorted(NamedTuple):
+    """Pixels in the order of their regions. A region begins a new word of 64 pixels."""
+
+    pixels: np.ndarray  # [B, 64 · W] which pixel
+    inside: np.ndarray  # [B, W] uint64, set bits are pixels that count; the others fill words
+    first: list[tuple[np.ndarray, np.ndarray]]  # of each image: regions that have a pixel, and their first word
+    size: Tensor  # [B, U] pixels that count
+
+
+def _sort_pixels(regions: Regions, valid: Tensor | None) -> _Sorted | None:
+    """``None`` where more words would be filled up than hold pixels."""
+    (B, P), U = regions.index.shape, regions.count
+    index = regions.index.numpy()
+    if valid is not None:
+        index = np.where(valid.flatten(1).numpy(), index, U)
+    size = np.stack([np.bincount(row, minlength=U + 1)[:U] for row in index])
+    words = -(-size // 64)
+    W = int(words.sum(1).max(initial=1))
+    if W > 2 * -(-P // 64):
+        return None
+    pixels, inside, first = np.zeros((B, W * 64), np.intp), np.zeros((B, W * 64), bool), []
+    for b, row in enumerate(index):
+        order = np.argsort(row.astype(np.uint16) if U < 2**16 else row, kind="stable")  # of few bits: in linear time
+        begin = np.cumsum(words[b]) - words[b]
+        shift = 64 * begin - (np.cumsum(size[b]) - size[b])  # how far filled words move the pixels of a region
+        place = np.arange(size[b].sum()) + np.repeat(shift, size[b])
+        pixels[b, place], inside[b, place] = order[: len(place)], True
+        some = size[b].nonzero()[0]
+        first.append((some, begin[some]))
+    return _Sorted(pixels, np.packbits(inside, axis=-1).view(np.uint64), first, torch.from_numpy(size).double())
+
+
+def _from_regions(a: MaskDistribution, regions: Regions, pixels: _Sorted, ids: list[int]) -> Iterator[Tensor]:
+    labels = a.labels.flatten(2).numpy()
+    labels = np.stack([row.take(some, axis=1) for row, some in zip(labels, pixels.pixels, strict=True)])  # [B, N, 64 W]
+    N, U = a.count, regions.count
+    for c in ids:
+        words = np.packbits(labels == c, axis=-1).view(np.uint64) & pixels.inside[:, None]
+        bits, found = np.bitwise_count(words), torch.zeros(len(labels), N, U, dtype=torch.float64)
+        for b, (some, first) in enumerate(pixels.first):
+            if len(some):
+                found[b, :, some] = torch.from_numpy(np.add.reduceat(bits[b], first, axis=1, dtype=np.float64))
+        said = _said(regions, c)
+        joint = found.new_empty(len(found), N + said.shape[1], N + said.shape[1])
+        masks = torch.from_numpy(words.view(np.int64))
+        joint[:, :N, :N] = _intersections(masks, masks)
+        joint[:, :N, N:] = found @ said.transpose(1, 2)
+        joint[:, N:, :N] = joint[:, :N, N:].transpose(1, 2)
+        joint[:, N:, N:] = _shared(regions, c, pixels.size)
+        yield joint
+
+
+def _said(regions: Regions, cls: int) -> Tensor:
+    """``[B, M, U]``: 1 where annotator m gave region u the class."""
+    return exact(regions.labels == cls)
+
+
+def _shared(regions: Regions, cls: int, size: Tensor) -> Tensor:
+    """Pixels that every pair of annotators gave the class, ``[B, M, M]``; ``size [B, U]`` is of the regions."""
+    said = _said(regions, cls)
+    return (said * size[:, None]) @ said.transpose(1, 2)
+
+
+def _divide(intersection: Tensor) -> Tensor:
+    """|x ∩ y| / |x ∪ y| from the pixels that all pairs of some masks share; a mask shares its area with itself."""
+    area = intersection.diagonal(dim1=1, dim2=2)
+    return intersection / (area[:, :, None] + area[:, None, :] - intersection)
 
 
 def _iou(x: Tensor, y: Tensor) -> Tensor:

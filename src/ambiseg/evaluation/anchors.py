@@ -14,10 +14,11 @@ import numpy as np
 
 from ambiseg.data.case import Cases
 from ambiseg.data.loader import Window, middle
+from ambiseg.evaluation.overlaps import region_iou
 from ambiseg.evaluation.results import Anchor, AnchorKey, Mean
 from ambiseg.masks import MaskDistribution
 from ambiseg.metrics import PROTOCOLS, bootstrap
-from ambiseg.overlap import region_iou, regions_of
+from ambiseg.overlap import regions_of
 
 _IMAGES = 500  # of the training part that a constant mask is made of; more change little
 _PIXELS = 1 << 20  # of a constant mask

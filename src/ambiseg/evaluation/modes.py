@@ -15,10 +15,10 @@ import numpy as np
 
 from ambiseg.data.case import Flip
 from ambiseg.data.sets.street.flips import ModeTable, flip_modes, mode_weights
+from ambiseg.evaluation.overlaps import region_iou
 from ambiseg.masks import MaskDistribution
 from ambiseg.methods.drawing import Drawing
 from ambiseg.metrics import PROTOCOLS
-from ambiseg.overlap import region_iou
 from ambiseg.regions import Regions
 
 _TIE = 1e-9  # IoUs that differ by less are equal: classes are averaged in another order

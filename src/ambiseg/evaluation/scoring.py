@@ -22,8 +22,7 @@ from ambiseg.methods.drawing import Drawing, draw, settings_of
 from ambiseg.metrics import (
     PROTOCOLS,
     ReliabilityCurve,
-    ged,
-    matched_iou,
+    compare,
     pixel_entropy,
     reliability_curve,
     sample_diversity,
@@ -128,21 +127,22 @@ def _score(
     curves: list[dict[str, ReliabilityCurve]] = [{} for _ in names]
     modes: list[dict[str, ModeScores]] = [{} for _ in names]
     regions = annotations.regions if rules.flips and isinstance(annotations, RegionMasks) else None
+    marginal = annotations.marginal_probs(rules.classes).cpu().contiguous()
     own = sample_diversity(annotations, **rules.options), pixel_entropy(annotations, rules.classes)
     for key, drawing in drawings:
-        for i, (row, curve) in enumerate(_compare(drawing, annotations, own[0], rules, names[0])):
+        for i, (row, curve) in enumerate(_compare(drawing, annotations, marginal, rules, names[0])):
             scores[i][key], curves[i][key] = row, curve
         if regions is not None:
             placed = score_modes(drawing, regions, rules.flips, rules.evaluated, rules.protocol)
             for found, mode in zip(modes, placed, strict=True):
                 found.update({} if mode is None else {key: mode})
-    present = annotations.mass > 0
+    present, drawn = annotations.mass > 0, marked(annotations, rules.evaluated)
     columns = {
         "name": names,
         "patient": patients,
-        "readers": (marked(annotations, rules.evaluated) & present).sum(1).tolist(),
+        "readers": (drawn & present).sum(1).tolist(),
         "readers_total": present.sum(1).tolist(),
-        "empty_share": empty_mass(annotations, rules.evaluated).tolist(),
+        "empty_share": empty_mass(annotations, drawn).tolist(),
         "strata_weights": strata_weights or [None] * len(names),
         "scores": scores,
     }
@@ -158,65 +158,59 @@ def _score(
 
 
 def _compare(
-    drawing: Drawing, annotations: MaskDistribution, spread: Tensor, rules: ScoringRules, name: str
+    drawing: Drawing, annotations: MaskDistribution, marginal: Tensor, rules: ScoringRules, name: str
 ) -> list[tuple[dict[str, Number], ReliabilityCurve]]:
     """All metrics and the binned pixels of each image of a batch whose first image is ``name``.
 
-    ``spread`` is the diversity of the annotations.
+    ``marginal`` is that of the annotations, on the CPU.
     """
     masks = drawing.masks
     if (valid := common_valid(masks, annotations)) is not None:
-        if masks.valid is not None:
-            alone = MaskDistribution(annotations.labels, annotations.weights, valid)
-            spread = sample_diversity(alone, **rules.options)
         masks = replace(masks, valid=valid)  # diversity and entropy of the same pixels as the other metrics
+    pair = compare(masks, annotations, **rules.options)
     try:
-        matched = matched_iou(masks, annotations, **rules.options)
+        matched = pair.matched_iou()
     except ValueError as error:  # a protocol that has no weighted form
         raise ConfigError(f"{name}: {error}") from None
-    distance, diversity = ged(masks, annotations, **rules.options), sample_diversity(masks, **rules.options)
-    curves = _curves(masks, annotations, rules)
-    unbiased = distance - bias(masks, diversity, rules, drawing.strata)
+    distance, diversity = pair.ged(), pair.diversity()
+    curves = _curves(masks, marginal, rules)
+    unbiased = distance - bias(masks, diversity if drawing.strata == 1 else pair.diversity(drawing.strata))
     # Modes that are known are all there are, not a sample of more.
-    both = torch.full_like(unbiased, torch.nan) if rules.flips else unbiased - bias(annotations, spread, rules)
+    unknown = torch.full_like(unbiased, torch.nan)
     values = {
         "ged": distance,
         "ged_unbiased": unbiased,
-        "ged_unbiased_both": both,
+        "ged_unbiased_both": unknown if rules.flips else unbiased - bias(annotations, pair.truth_diversity()),
         "matched_iou": matched,
         "diversity": diversity,
         "entropy": pixel_entropy(masks, rules.classes),
         "ece": torch.tensor([curve.ece for curve in curves], dtype=torch.float64),
-        "empty_mass": empty_mass(masks, rules.evaluated),
+        "empty_mass": empty_mass(masks, pair.marked[:, : masks.count]),
     }
     columns = zip(*(values[metric].tolist() for metric in METRICS), strict=True)
     return [(dict(zip(METRICS, row, strict=True)), curve) for row, curve in zip(columns, curves, strict=True)]
 
 
-def bias(masks: MaskDistribution, diversity: Tensor, rules: ScoringRules, strata: int = 1) -> Tensor:
+def bias(masks: MaskDistribution, diversity: Tensor) -> Tensor:
     """Expected excess of the GED of these masks, because each is compared with itself too, ``[B]``.
 
     Independent draws of weights w:  D · Σw² / (1 − Σw²),  which is D / (N − 1) when they are equal.
     S draws from each of K strata of shares π (the compact form):  Σ_k π_k² D_k / (S − 1),  because pairs of
-    different strata have no bias. D is the diversity of all masks, D_k of those of a stratum. nan where there is only
-    one draw.
+    different strata have no bias. ``diversity`` is D ``[B]`` of all masks, or D_k ``[B, K]`` of those of each stratum.
+    nan where there is only one draw.
     """
     weights = exact(masks.mass)
-    if strata == 1:
+    if diversity.ndim == 1:
         weights = weights / weights.sum(1, keepdim=True)
         squares = weights.square().sum(1)
         return diversity * squares / (1 - squares)
-    B, S = len(masks), masks.count // strata
+    B, K = diversity.shape
+    S = masks.count // K
     if S < 2:
-        return torch.full_like(diversity, torch.nan)
-    alone = MaskDistribution(
-        masks.labels.reshape(B * strata, S, *masks.spatial),
-        valid=None if masks.valid is None else masks.valid.repeat_interleave(strata, 0),
-    )
-    within = sample_diversity(alone, **rules.options).view(B, strata)
-    share = weights.view(B, strata, S).sum(2)
+        return weights.new_full((B,), torch.nan)
+    share = weights.view(B, K, S).sum(2)
     share = share / share.sum(1, keepdim=True)
-    return torch.where(share > 0, share.square() * within, 0).sum(1) / (S - 1)
+    return torch.where(share > 0, share.square() * diversity, 0).sum(1) / (S - 1)
 
 
 def marked(masks: MaskDistribution, evaluated: Sequence[int]) -> Tensor:
@@ -225,28 +219,35 @@ def marked(masks: MaskDistribution, evaluated: Sequence[int]) -> Tensor:
     >>> marked(MaskDistribution(torch.tensor([[[[0, 2]], [[0, 1]]]])), (1,))
     tensor([[False,  True]])
     """
-    found = torch.zeros(masks.labels.shape[:2], dtype=torch.bool, device=masks.device)
+    if isinstance(masks, RegionMasks) and masks.regions is not None:
+        labels, valid = masks.regions.labels, masks.regions.size > 0
+    else:
+        labels, valid = masks.labels.flatten(2), None if masks.valid is None else masks.valid.flatten(1)
+    found = torch.zeros(labels.shape[:2], dtype=torch.bool, device=labels.device)
     for label in evaluated:
-        there = masks.labels == label
-        found |= (there if masks.valid is None else there & masks.valid[:, None]).flatten(2).any(2)
+        there = labels == label
+        found |= (there if valid is None else there & valid[:, None]).any(2)
     return found
 
 
-def empty_mass(masks: MaskDistribution, evaluated: Sequence[int]) -> Tensor:
+def empty_mass(masks: MaskDistribution, marked: Tensor) -> Tensor:
     """Probability of a mask that holds none of the classes, ``[B]``; nan where no pixel counts.
 
-    >>> empty_mass(MaskDistribution(torch.tensor([[[[0, 0]], [[0, 1]]]]), torch.tensor([[0.25, 0.75]])), (1,))
+    ``marked [B, N]`` says which hold any.
+
+    >>> masks = MaskDistribution(torch.tensor([[[[0, 0]], [[0, 1]]]]), torch.tensor([[0.25, 0.75]]))
+    >>> empty_mass(masks, marked(masks, (1,)))
     tensor([0.2500], dtype=torch.float64)
     """
     mass = exact(masks.mass.detach())
     mass = mass / mass.sum(1, keepdim=True)
-    value = torch.where(marked(masks, evaluated), 0, mass).sum(1)
+    value = torch.where(marked, 0, mass).sum(1)
     return value if masks.valid is None else value.masked_fill(~masks.valid.flatten(1).any(1), torch.nan)
 
 
-def _curves(masks: MaskDistribution, annotations: MaskDistribution, rules: ScoringRules) -> list[ReliabilityCurve]:
+def _curves(masks: MaskDistribution, true: Tensor, rules: ScoringRules) -> list[ReliabilityCurve]:
     # On the CPU, image by image: a GPU adds in another order each time, and sums must not depend on the batch.
-    predicted, true = (x.marginal_probs(rules.classes).cpu().contiguous() for x in (masks, annotations))
+    predicted = masks.marginal_probs(rules.classes).cpu().contiguous()
     valid = [None] * len(masks) if masks.valid is None else masks.valid.cpu().split(1)
     images = zip(predicted.split(1), true.split(1), valid, strict=True)
     return [reliability_curve(p, t, rules.evaluated, valid=v) for p, t, v in images]

@@ -37,13 +37,14 @@ _CANVAS = 1 << 29  # bytes of soft masks of a large image that are blended at a 
 @contextmanager
 def evaluation(module: nn.Module) -> Iterator[None]:
     """Evaluation mode for a while; afterwards every part is back in the mode it was in."""
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
+    training = [part for part in module.modules() if part.training]
+    if training:  # every mask that is drawn comes by here
+        module.eval()
     try:
         yield
     finally:
-        for part, training in modes.items():
-            part.training = training
+        for part in training:
+            part.training = True
 
 
 @dataclass(frozen=True, eq=False)

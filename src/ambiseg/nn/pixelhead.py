@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -167,18 +168,28 @@ def mean_softmax(rows: Tensor, head: Folded, weights: Tensor, tile: int | None =
 
 def _forward_only(rows: Tensor, head: Folded, weights: Tensor, tile: int | None, masks: bool) -> tuple[Tensor, Tensor]:
     rows, head = _unflatten(_full(rows, head))
-    B, P, _ = rows.shape
-    N, dtype = head.weight.shape[1], label_dtype(head.classes)
+    (B, P, _), N, dtype = rows.shape, head.weight.shape[1], label_dtype(head.classes)
     head, weights = _margin(head), weights.to(rows.dtype)
-    C = head.classes
-    labels = torch.empty(B, P, N if masks else 0, dtype=dtype, device=rows.device)
-    marginal = rows.new_empty(B, P, C)
+    (last, bias), C = head.rest[-1], head.classes
+    labels = torch.empty(B, N if masks else 0, P, dtype=dtype, device=rows.device)
+    marginal = rows.new_empty(B, C, P)
     for b, some, layers in _tiles(rows, head, tile):
-        scores = layers(rows[b, some])[-1]
+        # One row a class, unlike in training: comparing and adding up classes then runs along many pixels.
+        scores = torch.addmm(bias[:, None], last, layers(rows[b, some], False)[-1].t())  # [C, T·N]
         if masks:
-            labels[b, some] = (scores > 0 if C == 1 else scores.argmax(1)).view(-1, N).to(dtype)
-        marginal[b, some] = torch.einsum("n,tnc->tc", weights[b], _probs(scores).view(-1, N, C))
-    return labels.transpose(1, 2), _both(marginal, 1.0).transpose(1, 2)
+            chosen = scores[0] > 0 if C == 1 else _first_of_greatest(scores)
+            labels[b, :, some] = chosen.view(-1, N).t()
+        marginal[b, :, some] = _probs(scores, 0).view(C, -1, N) @ weights[b]
+    return labels, marginal if C > 1 else torch.cat([1 - marginal, marginal], 1)
+
+
+def _first_of_greatest(scores: Tensor) -> Tensor:
+    """``scores.argmax(0)`` of ``[C, R]``, whose own loop on the CPU takes as long as all matrix products before it."""
+    C = len(scores)
+    if not scores.is_cpu or C > 255:
+        return scores.argmax(0)
+    greatest = scores.numpy() == scores.amax(0).numpy()
+    return torch.from_numpy(C - (greatest.view(np.uint8) * np.arange(C, 0, -1, dtype=np.uint8)[:, None]).max(0))
 
 
 def label_dtype(classes: int) -> torch.dtype:
@@ -188,7 +199,7 @@ def label_dtype(classes: int) -> torch.dtype:
 
 # -- tiles -----------------------------------------------------------------------------------------------------
 
-Layers = Callable[[Tensor], list[Tensor]]
+Layers = Callable[..., list[Tensor]]
 Gradient = Callable[[slice, Tensor], Tensor]
 
 
@@ -205,13 +216,14 @@ def _tiles(rows: Tensor, head: Folded, tile: int | None) -> Iterator[tuple[int, 
     for b in range(len(rows)):
         weight, bias = head.weight[b].flatten(0, 1).t(), head.bias[b].flatten()
 
-        def layers(x: Tensor, weight: Tensor = weight, bias: Tensor = bias) -> list[Tensor]:
-            """[T, F] -> activations of every layer, [T·N, ·]; the last are logits."""
+        def layers(x: Tensor, last: bool = True, weight: Tensor = weight, bias: Tensor = bias) -> list[Tensor]:
+            """[T, F] -> activations of every layer, [T·N, ·]; the last are logits, unless they are left out."""
             values = [torch.addmm(bias, x, weight).relu_().view(-1, H)]
             for w, a in head.rest[:-1]:
                 values.append(torch.addmm(a, values[-1], w.t()).relu_())
-            w, a = head.rest[-1]
-            values.append(torch.addmm(a, values[-1], w.t()))
+            if last:
+                w, a = head.rest[-1]
+                values.append(torch.addmm(a, values[-1], w.t()))
             return values
 
         for start in range(0, rows.shape[1], size):
@@ -226,9 +238,9 @@ def _margin(head: Folded) -> Folded:
     return head._replace(rest=(*head.rest[:-1], (w[1:] - w[:1], a[1:] - a[:1])))
 
 
-def _probs(scores: Tensor) -> Tensor:
-    """softmax of logits ``[·, C]``; of margins ``[·, 1]`` the probability of class 1 alone."""
-    return scores.sigmoid() if scores.shape[1] == 1 else scores.softmax(1)
+def _probs(scores: Tensor, dim: int = 1) -> Tensor:
+    """softmax of logits ``[·, C]``; of margins ``[·, 1]`` the probability of class 1 alone. ``dim`` is the classes'."""
+    return scores.sigmoid() if scores.shape[dim] == 1 else scores.softmax(dim)
 
 
 def _both(values: Tensor, whole: Tensor | float) -> Tensor:

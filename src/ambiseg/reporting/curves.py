@@ -53,8 +53,8 @@ def columns(history: History, scheduled: Container[str]) -> Columns:
 
 def best_epoch(history: History) -> int | None:
     """The epoch whose weights were kept: the first with the smallest validation GED."""
-    scored = [row for row in history if math.isfinite(row.get("val_ged", math.nan))]
-    return int(min(scored, key=lambda row: row["val_ged"])["epoch"]) if scored else None
+    best = best_row(history)
+    return None if best is None else int(best["epoch"])
 
 
 def curves(figure: Figure, history: History, keys: Sequence[str], label: str) -> None:

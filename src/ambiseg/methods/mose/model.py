@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -310,7 +311,13 @@ class MoSEPredictive(Stratified):
 
     def _folded(self, latents: Tensor) -> tuple[Tensor, Folded]:
         with self._mode():
-            return as_rows(self.features.dense), self.model.head.fold(latents)
+            rows = self._rows if self.size[0] * self.size[1] <= _BAND else as_rows(self.features.dense)
+            return rows, self.model.head.fold(latents)
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        """The features as the head reads them, kept for all draws where they are small."""
+        return as_rows(self.features.dense)
 
 
 def _levels(config: MoSEConfig) -> dict[str, float]:

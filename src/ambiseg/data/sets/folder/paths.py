@@ -119,7 +119,7 @@ def suggest_paths(root: Path) -> dict[str, str] | None:
     for rule in (_beside, _folder_per_image, _folder_per_reader):
         for image, mask in rule(inner):
             found = {"image_path": prefix + image, "mask_path": prefix + mask}
-            listing = list_paths(root, FolderSettings(**found))
+            listing = list_paths(root, FolderSettings.model_validate(found))
             used = sum(1 + len(entry.masks) for entry in listing.entries if entry.masks)
             whole = not any(problem.severity == "error" for problem in listing.problems)
             if whole and len(listing.entries) > 1 and used >= _READ_SHARE * len(texts):
