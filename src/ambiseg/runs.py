@@ -23,7 +23,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
@@ -128,8 +128,8 @@ class TrainedModel:
         return next(self.method.parameters()).device
 
 
-def best_row(history: Sequence[dict[str, float]]) -> dict[str, float] | None:
-    """The epoch whose weights are the best: the first with the smallest validation GED; ``None`` before there is any."""
+def best_row(history: Sequence[Mapping[str, float]]) -> Mapping[str, float] | None:
+    """The epoch whose weights are the best, the first with the smallest validation GED; ``None`` if none has any."""
     scored = [row for row in history if math.isfinite(row.get("val_ged", math.nan))]
     return min(scored, key=lambda row: row["val_ged"], default=None)
 

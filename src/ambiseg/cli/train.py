@@ -6,7 +6,7 @@ import argparse
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,7 @@ def _train(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def outcome(history: Sequence[dict[str, float]], check_every: int, eval_size: Any) -> str:
+def outcome(history: Sequence[Mapping[str, float]], check_every: int, eval_size: Any) -> str:
     """The best epoch in one line, or why there is none.
 
     >>> outcome([{"epoch": 1, "val_ged": 0.5}, {"epoch": 2, "val_ged": 0.25}], 1, 64)

@@ -7,6 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ambiseg.runs import best_row
 from ambiseg.viz.colours import INK, SERIES
 
 if TYPE_CHECKING:
