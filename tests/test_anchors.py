@@ -11,7 +11,7 @@ from ambiseg.data.case import Case, Cases
 from ambiseg.data.loader import Window
 from ambiseg.evaluation.anchors import AnchorScores, anchor_scores, anchors_of, constant_mask, verdict
 from ambiseg.evaluation.overlaps import region_iou
-from ambiseg.evaluation.results import Mean
+from ambiseg.evaluation.results import AnchorKey, Mean
 from ambiseg.evaluation.summary import mean_of
 from ambiseg.overlap import pairwise_iou
 
@@ -52,7 +52,7 @@ def test_single_masks_score_what_the_metrics_say(protocol, classes, evaluated, v
     for b, anchors in enumerate(found):
         present = readers.mass[b].nonzero().flatten().tolist()
         everyone = _one(readers, b, present)
-        masks = {"empty": torch.zeros(5, 6), "constant": constant}
+        masks: dict[AnchorKey, torch.Tensor] = {"empty": torch.zeros(5, 6), "constant": constant}
         masks["consensus"] = everyone.marginal_probs(classes)[0].argmax(0)
         for key, mask in masks.items():
             expected = single(MaskDistribution(mask.long()[None, None]), everyone)

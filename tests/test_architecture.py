@@ -33,6 +33,7 @@ LAYERS = [
     "data.case",
     "data.values",
     "data.augment",
+    "data.rules",
     "data.splits",
     "data.loader",
     "data.store",

@@ -194,15 +194,16 @@ def test_the_list_is_for_people(capsys):
 
 
 def test_an_empty_part_comes_with_a_seed_that_fills_it(tmp_path, capsys):
-    arguments = ["split", "shapes", "--set", "count=10", "--set", "size=16", "--out", str(tmp_path / "s.json")]
-    found = re.search(r"data\.split_seed=(\d+) fills all parts", failed(capsys, *arguments))
+    arguments = ["split", "shapes", "--set", "count=120", "--set", "size=16", "--out", str(tmp_path / "s.json")]
+    arguments += ["--fractions", "train=0.97", "val=0.01", "test=0.02"]
+    found = re.search(r"--seed (\d+) fills all parts", failed(capsys, *arguments))
     assert found
     assert main(["data", *arguments, "--seed", found[1], "--quiet"]) == 0
-    assert "take fewer parts" in failed(capsys, *arguments[:3], "count=4", *arguments[4:])
+    assert "expected at least 3 patients" in failed(capsys, *arguments[:3], "count=4", *arguments[4:])
 
 
 def test_the_example_of_the_readme_can_be_split_and_trained_on(tmp_path, capsys):
     assert main(["data", "export", "nodules", "--out", str(tmp_path / "example"), "--count", "20", "--quiet"]) == 0
     split = Split.by_hash(cases := Folder(tmp_path / "example"))
-    assert {part: len(names) for part, names in split.parts.items()} == {"train": 13, "val": 3, "test": 4}
+    assert {part: len(names) for part, names in split.parts.items()} == {"train": 14, "val": 2, "test": 4}
     assert len(set(cases.patients)) == 20

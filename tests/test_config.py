@@ -9,7 +9,8 @@ import yaml
 
 from ambiseg._util.errors import ConfigError
 from ambiseg.cli import main, parse
-from ambiseg.cli.train import SECTIONS, settings_text
+from ambiseg.cli.options import SECTIONS
+from ambiseg.cli.train import settings_text
 from ambiseg.config import Config, dump, find_recipe, recipes, tables
 from ambiseg.config import load as load_config
 from ambiseg.config import parse as parse_config

@@ -10,7 +10,7 @@ import pytest
 from ambiseg._util.errors import DataError
 from ambiseg.cli import main
 from ambiseg.data.case import Case
-from ambiseg.data.sets.lidc import Options, detect, open_form, prepare
+from ambiseg.data.sets.lidc import Options, detect, open_form, prepare, released
 from ambiseg.data.sets.lidc.crops import patients_by_series
 from ambiseg.data.sets.lidc.released import released_split
 from ambiseg.data.sets.lidc.single_file import Pickle
@@ -136,7 +136,22 @@ def test_regions_are_those_of_every_other_data_set(tmp_path):
 # -- the released split --------------------------------------------------------------------------------------
 
 
-def test_the_mose_split_is_declared_and_can_be_asked_for(tmp_path, capsys):
+def test_a_part_of_the_series_has_no_released_split(tmp_path, capsys):
+    path, out = fakes.write_pickle(tmp_path / "data_lidc.pickle", crops(), 4), tmp_path / "out"
+    assert main(["data", "prepare", "lidc", str(path), "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "released with the paper needs all 875 series, found 6; no parts declared" in text
+    assert "--data.split hash" in text
+    assert Store(out).declared is None
+    for command in (["split", str(out), "--released"], ["prepare", "lidc", str(path), "--split", "released"]):
+        assert main(["data", *command, "--out", str(tmp_path / "other")]) == 2
+        text = capsys.readouterr().err
+        assert "a shuffle of the 875 series of v1, which another number of series cannot repeat, found 6" in text
+        assert "--data.split hash" in text
+
+
+def test_the_mose_split_is_declared_and_can_be_asked_for(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(released, "SERIES", 10)
     data = crops(20)
     for i, case in enumerate(data.values()):
         case["series_uid"] = f"1.2.{i // 2}"
@@ -167,7 +182,8 @@ def test_the_mose_split_is_declared_and_can_be_asked_for(tmp_path, capsys):
         split.rule.part("somebody else")
 
 
-def test_a_patient_with_two_series_is_not_divided(tmp_path):
+def test_a_patient_with_two_series_is_not_divided(tmp_path, monkeypatch):
+    monkeypatch.setattr(released, "SERIES", 26)
     known: dict[str, list[str]] = {}
     for series, patient in patients_by_series().items():
         known.setdefault(patient, []).append(series)
@@ -283,7 +299,8 @@ def test_a_store_of_other_options_is_left_alone(tmp_path, capsys):
     assert about["source"] == str(path)
 
 
-def test_recipes_run_on_a_store_of_any_form(tmp_path):
+def test_recipes_run_on_a_store_of_any_form(tmp_path, monkeypatch):
+    monkeypatch.setattr(released, "SERIES", 8)
     data = crops(16, size=32)
     for i, case in enumerate(data.values()):
         case["series_uid"] = f"1.2.{i // 2}"

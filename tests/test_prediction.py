@@ -397,7 +397,7 @@ def test_a_bad_image_among_many_stops_nothing(tmp_path, tiny_run, picture, run_c
     assert run_command(tiny_run, picture, "--out", tmp_path / "o2", "--axes", "WH") == 2
     assert "--axes: expected one of HW, HWC" in capsys.readouterr().err
     assert run_command(tiny_run, picture, "--out", tmp_path / "o2", "--json", tmp_path / "no" / "a.json") == 2
-    assert "--json: expected a file in a folder that exists" in capsys.readouterr().err
+    assert "a.json: expected a folder to write into" in capsys.readouterr().err
 
 
 # -- the overview --------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ambiseg._util.errors import DataError
 from ambiseg.data.case import Case, Cases
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.splits import LeakageError, Rule, Split, check_leakage, fingerprint, subset
+from ambiseg.data.splits import EmptyPart, LeakageError, Rule, Split, check_leakage, fingerprint, subset
 
 HALVES = {"train": 0.5, "test": 0.5}
 
@@ -114,7 +114,7 @@ def test_splits_never_share_a_patient(patients, seed, count):
 
 @given(patients, st.randoms(use_true_random=False))
 def test_adding_removing_and_reordering_moves_nobody(patients, rng):
-    everybody = [*patients, *(f"extra-{i}" for i in range(30))]  # enough that neither half is empty
+    everybody = [*patients, *(f"extra-{i}" for i in range(60))]  # fewer than 50 are divided by rank
     cases = Toy(everybody)
     whole = part_of(Split.by_hash(cases, HALVES))
     order = rng.sample(range(len(cases)), len(cases))
@@ -133,8 +133,14 @@ def test_the_same_patient_is_in_the_same_part_of_every_data_set():
 
 
 def test_an_empty_part_is_an_error_that_names_it():
-    with pytest.raises(DataError, match=r"'val' would be empty: a fraction of 0\.001 of 3 patients"):
-        Split.by_hash(Toy("abc"), {"train": 0.999, "val": 0.001})
+    many = Toy(map(str, range(60)))
+    with pytest.raises(
+        EmptyPart, match=r"'val' would be empty: a fraction of 0\.001 of 60 patients; seed=\d+ fills"
+    ) as e:
+        Split.by_hash(many, {"train": 0.999, "val": 0.001})
+    assert e.value.seed is not None
+    assert Split.by_hash(many, {"train": 0.999, "val": 0.001}, e.value.seed).parts["val"]
+    assert f"; --seed {e.value.seed} fills all parts" in str(e.value.naming("--seed {}"))
     with pytest.raises(DataError, match="'val' of the split has no case"):
         Split({"train": ("a",), "val": ()}, "", Rule(HALVES))
 
@@ -155,8 +161,8 @@ def test_the_owners_split_is_kept():
 
 
 def test_val_is_taken_out_of_the_owners_train_by_hash():
-    names = [f"p{i // 2}" for i in range(80)]
-    cases = Toy(names, declared=["test" if i < 20 else "train" for i in range(80)])
+    names = [f"p{i // 2}" for i in range(160)]
+    cases = Toy(names, declared=["test" if i < 20 else "train" for i in range(160)])
     split = Split.declared(cases, val=0.25, seed=4)
     check_leakage(cases, split)
     rule = Rule({"train": 0.75, "val": 0.25}, seed=4)
@@ -173,7 +179,7 @@ def test_val_is_taken_out_of_the_owners_train_by_hash():
         (["train", "val"], 0.5, "with a train and without a val, found train, val"),
         (["test", "dev"], 0.5, "with a train and without a val, found dev, test"),
         (["train", "test"], 1.5, "between 0 and 1, found 1.5"),
-        (["train", "test"], 1e-9, "'val' would be empty"),
+        (["train", "test"], 0.1, "expected at least 2 patients, one for each of train, val, found 1"),
     ],
 )
 def test_what_the_owner_must_have_declared(declared, val, message):
@@ -262,7 +268,7 @@ def test_some_cases_are_verified_without_reading_the_others(tmp_path):
 
 
 def test_extending_adds_the_new_and_moves_nobody():
-    cases, larger = Toy(map(str, range(30))), Toy(map(str, range(60)))
+    cases, larger = Toy(map(str, range(60))), Toy(map(str, range(90)))
     split = Split.by_hash(cases, HALVES)
     extended = split.extended(larger)
     assert part_of(split).items() <= part_of(extended).items()
@@ -270,9 +276,9 @@ def test_extending_adds_the_new_and_moves_nobody():
     assert extended.extended(larger) == extended
     extended.verify(larger)
     with pytest.raises(DataError, match="another content"):
-        split.extended(Toy(map(str, range(60)), pixels={"case-7": 1}))
-    with pytest.raises(DataError, match="the 30 cases of the split, found 1 missing: 'case-0'"):
-        split.extended(larger.chosen(range(1, 60)))
+        split.extended(Toy(map(str, range(90)), pixels={"case-7": 1}))
+    with pytest.raises(DataError, match="the 60 cases of the split, found 1 missing: 'case-0'"):
+        split.extended(larger.chosen(range(1, 90)))
 
 
 def test_extending_follows_a_patient_who_was_moved_by_hand():

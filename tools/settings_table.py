@@ -1,8 +1,9 @@
-"""Write the table of all settings into docs/train.md, between its two markers, from the settings of a run.
+"""Write the table of all settings into docs/train.md, between its two markers, from the settings of a run; and their
+keys and words into src/ambiseg/cli/settings.txt, which tab completion reads.
 
     python tools/settings_table.py
 
-A test fails while the page says something else than the code.
+A test fails while the files say something else than the code.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from ambiseg.config import tables
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "train.md"
+WORDS = Path(__file__).resolve().parent.parent / "src" / "ambiseg" / "cli" / "settings.txt"
 BEGIN, END = "<!-- settings: tools/settings_table.py writes this -->", "<!-- end of settings -->"
 
 
@@ -27,6 +29,12 @@ def markdown() -> str:
     return "\n\n".join(parts)
 
 
+def words() -> str:
+    """One line for every setting: its key, and the words that it may be."""
+    found = {row.key: row.words for table in tables() if table.key != "schedule" for row in table.rows}
+    return "".join(f"{' '.join([key, *values])}\n" for key, values in found.items())
+
+
 def _cell(text: str) -> str:
     return text.replace("``", "`").replace("|", r"\|")
 
@@ -40,4 +48,5 @@ def updated(page: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    WORDS.write_text(words(), encoding="utf-8")
     print(f"{PAGE.name}: {sum(len(table.rows) for table in tables())} settings")

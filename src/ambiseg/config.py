@@ -85,7 +85,9 @@ class EvaluationConfig(Settings):
 
     samples: int = Field(default=16, ge=1, description="masks per image, drawn in standard form")
     protocol: str = Field(
-        default="mose", description="how GED and matched IoU are computed, a key of ``ambiseg.PROTOCOLS``"
+        default="mose",
+        examples=list(PROTOCOLS),
+        description="how GED and matched IoU are computed, a key of ``ambiseg.PROTOCOLS``",
     )
 
     @field_validator("protocol")

@@ -264,11 +264,12 @@ def shown(value: Any) -> str:
 
 
 class Row(NamedTuple):
-    """One setting in a table."""
+    """One setting in a table; ``words`` are values that it may have, for tab completion."""
 
     key: str
     default: str
     meaning: str
+    words: tuple[str, ...] = ()
 
 
 def rows(cls: Any, key: str) -> Iterator[Row]:
@@ -277,17 +278,26 @@ def rows(cls: Any, key: str) -> Iterator[Row]:
         if group_of(field.annotation) is not None and len(_parts(field.annotation)) == 1:
             continue
         default = "required" if field.is_required() else inline(field.get_default(call_default_factory=True))
-        yield Row(f"{key}.{name}" if key else name, default, _meaning(field))
+        yield Row(f"{key}.{name}" if key else name, default, _meaning(field), _words(field))
 
 
 def _meaning(field: FieldInfo) -> str:
     """The description, with the words that a setting may be where it does not name them."""
     meaning = (field.description or "").rstrip(".")
-    words = [str(word) for part in _parts(field.annotation) if get_origin(part) is Literal for word in get_args(part)]
+    words = _literals(field)
     if not all(re.search(rf"\b{re.escape(word)}\b", meaning) for word in words):
         meaning += f": {one_of(words)}"
     shared = getattr(group_of(field.annotation), "shared", "")  # a table that several settings may be
     return f"{meaning}; or a {shared}" if shared else meaning
+
+
+def _literals(field: FieldInfo) -> list[str]:
+    return [str(word) for part in _parts(field.annotation) if get_origin(part) is Literal for word in get_args(part)]
+
+
+def _words(field: FieldInfo) -> tuple[str, ...]:
+    flags = ["true", "false"] if bool in _parts(field.annotation) else []
+    return tuple(dict.fromkeys([*flags, *_literals(field), *(field.examples or ())]))
 
 
 # -- YAML -------------------------------------------------------------------------------------------------------------

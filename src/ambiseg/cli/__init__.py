@@ -13,10 +13,13 @@ from typing import Any, NoReturn
 
 from ambiseg import __version__
 from ambiseg._util import own
-from ambiseg._util.errors import DataError
+from ambiseg._util.errors import ConfigError, DataError
 from ambiseg._util.extras import MissingExtra, explained
 from ambiseg._util.text import did_you_mean
-from ambiseg.cli import data, demo, evaluate, predict, report, train
+from ambiseg.cli import completion, data, demo, evaluate, predict, report, train
+from ambiseg.cli.options import divide, known_settings, regular
+
+SETTING = ("train", "demo")  # commands that take settings
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -36,7 +39,10 @@ class Parser(argparse.ArgumentParser):
             message = f"{choice[1]}: expected one of {', '.join(known)}, found {choice[2]!r}"
             hint = did_you_mean(choice[2], known)[2:] or hint
         elif unknown := re.match(r"unrecognized arguments: (--[^ =]+)", message):
-            hint = did_you_mean(unknown[1], self._option_string_actions)[2:] or hint
+            known = [*self._option_string_actions]
+            if self.prog.split()[-1] in SETTING:  # keys, and ends of keys
+                known += [f"--{form}" for key in known_settings() for form in (key, key.rpartition(".")[2])]
+            hint = did_you_mean(unknown[1], known)[2:] or hint
         self.exit(2, f"{self.prog}: {message}; {hint}\n")
 
     def parse_known_args(self, *arguments: Any, **more: Any) -> Any:
@@ -58,33 +64,46 @@ def parser() -> Parser:
     )
     top.add_argument("--version", action="version", version=f"ambiseg {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, train, evaluate, predict, report, data):
+    for command in (demo, train, evaluate, predict, report, data, completion):
         command.add(commands, Help)
     return top
+
+
+def subparsers(of: argparse.ArgumentParser) -> dict[str, Parser]:
+    """The parsers of a command's commands, by name."""
+    found = [action for action in of._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(found[0].choices) if found else {}
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """What is to be run, with the --section.key of ``train`` and ``demo`` as ``settings_given``.
 
-    >>> chosen = parse(["train", "--trainer.epochs", "8", "demo", "--quiet"])
-    >>> chosen.recipe, chosen.quiet, chosen.settings_given
-    ('demo', True, ['--trainer.epochs', '8'])
+    >>> chosen = parse(["train", "--epochs", "8", "demo", "--quiet"])
+    >>> chosen.recipe, chosen.quiet, chosen.settings_given, chosen.notes
+    ('demo', True, ['--trainer.epochs', '8'], ['--epochs is --trainer.epochs'])
     """
-    given, settings = list(arguments), []
+    given, top = regular(arguments), parser()
+    settings, notes = list[str](), list[str]()
     if given in ([], ["data"]):
         given.append("--help")
-    if given[0] in ("train", "demo"):
-        given, settings = train.divide(given)
-    return parser().parse_args(given, argparse.Namespace(settings_given=settings))
+    if given[0] in SETTING:
+        try:
+            given, settings, notes = divide(given, subparsers(top)[given[0]]._option_string_actions)
+        except ConfigError as error:
+            subparsers(top)[given[0]].error(str(error))
+    return top.parse_args(given, argparse.Namespace(settings_given=settings, notes=notes))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. An error that a user can put right is one line and code 2."""
     chosen = parse(sys.argv[1:] if arguments is None else arguments)
+    for note in () if getattr(chosen, "quiet", False) else chosen.notes:
+        print(f"ambiseg: {note}", file=sys.stderr)
     own.FOLDERS[:] = [os.getcwd()]  # where a module:Class of a setting may be
     try:
-        with _patience():
-            import ambiseg.data.case  # noqa: F401 - and with it PyTorch, which every command needs
+        if not getattr(chosen, "light", False):
+            with _patience():
+                import ambiseg.data.case  # noqa: F401 - and with it PyTorch, which the commands need
         return chosen.run(chosen)
     except KeyboardInterrupt as stop:
         print(f"ambiseg: {str(stop) or 'stopped'}", file=sys.stderr)
@@ -97,6 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not isinstance(known, DataError | OSError | MissingExtra):  # of ours, not about the user's input or disk
             raise
         text = " ".join(str(known).split())
+        if hasattr(chosen, "recipe"):  # settings are options of this command
+            text = re.sub(r"(?<![\w./-])(data\.(?:fold|fractions|options|root|split|split_seed)\b)", r"--\1", text)
         if isinstance(known, OSError) and known.filename is not None and known.strerror:
             text = f"{known.filename}: {known.strerror}"
         print(f"ambiseg: {text}", file=sys.stderr)

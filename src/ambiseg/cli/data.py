@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ambiseg._util.errors import DataError
 from ambiseg.cli import lidc
+from ambiseg.cli.options import add_json, check_file, check_json, emit
 from ambiseg.data.sets import RELEASED_SPLIT
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
         made.set_defaults(run=run)
         return made
 
-    command(_list, "the data sets by name")
+    add_json(command(_list, "the data sets by name"))
 
     check = command(_check, "read a folder of your own and report every problem")
     check.epilog = "Settings given here override those in the folder's ambiseg.json."
@@ -58,7 +58,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     check.add_argument("--labels", choices=("auto", "ids", "binary"), help="what the numbers in masks mean")
     check.add_argument("--slices", choices=("all", "marked"), help="which slices of a volume are cases")
     check.add_argument("--html", metavar="FILE", help="also write a page with pictures")
-    check.add_argument("--json", metavar="FILE", help="also write everything as JSON; - prints it, and nothing else")
+    add_json(check)
     check.add_argument("--quiet", action="store_true", help="one line per error and warning, and no progress")
 
     split = command(_split, "divide a data set by patient and freeze the result")
@@ -88,7 +88,8 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help="a data set's name (see `ambiseg data list`) or a folder")
     option = "an option of the data set, such as size=128; may be repeated"
     parser.add_argument("--set", dest="options", action="append", default=[], metavar="KEY=VALUE", help=option)
-    parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
+    add_json(parser)
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -102,6 +103,8 @@ def _list(arguments: argparse.Namespace) -> int:
     for name, dataset in DATASETS.items():
         summary = re.sub(r":\w+:`~?([^`]+)`|\*\*(.+?)\*\*", r"\1\2", (dataset.__doc__ or "").strip().splitlines()[0])
         rows.append((name, summary + " (takes --data.root)" * (name in NEEDS_ROOT)))
+    if not emit(arguments, [{"name": name, "about": about, "root": name in NEEDS_ROOT} for name, about in rows]):
+        return 0
     made = table(("name", "what it is"), rows, left=(0, 1))
     made.columns[1].no_wrap = False
     Console().print(made)
@@ -121,13 +124,10 @@ def _check(arguments: argparse.Namespace) -> int:
     from ambiseg.io.errors import FileError
     from ambiseg.settings import validate
 
-    path, quiet, print_json = Path(arguments.path), arguments.quiet, arguments.json == "-"
+    path, quiet = Path(arguments.path), arguments.quiet
     targets = [Path(file) for file in (arguments.html, arguments.json) if file not in (None, "-")]
     for target in targets:  # before everything is read
-        if not target.resolve().parent.is_dir():
-            raise DataError(f"{target}: expected a folder to write into, found none named {target.parent}")
-        if target.is_dir():
-            raise DataError(f"{target}: expected a file to write, found a folder")
+        check_file(target)
     classes = arguments.classes
     if classes is not None:
         classes = int(classes[0]) if len(classes) == 1 and classes[0].isdigit() else tuple(classes)
@@ -138,16 +138,14 @@ def _check(arguments: argparse.Namespace) -> int:
     except FileError as error:
         result = CheckResult(path, problems=[error.problem])
         print(f"ambiseg: {error} ({error.problem.remedy})", file=sys.stderr)
-    if arguments.json is not None:
-        text = json.dumps(result.as_dict(), indent=2, ensure_ascii=False)
-        print(text) if print_json else write_text(arguments.json, text + "\n")
+    show = emit(arguments, result.as_dict())
     if result.cases is None:
         return result.exit_code
-    if not print_json:
+    if arguments.json != "-":
         (print_lines if quiet else print_result)(result)
     if arguments.html is not None:
         write_text(arguments.html, page(result, quiet))
-    for target in () if quiet or print_json else targets:
+    for target in targets if show else ():
         print(f"written: {target}")
     return result.exit_code
 
@@ -162,8 +160,9 @@ def _split(arguments: argparse.Namespace) -> int:
 
     from ambiseg._util.progress import reporting
     from ambiseg._util.tables import table
-    from ambiseg.data.splits import Split, check_leakage
+    from ambiseg.data.splits import EmptyPart, Split, check_leakage
 
+    check_json(arguments)
     cases = _open(arguments)
     with reporting("reading", arguments.quiet) as progress:
         if arguments.extend:
@@ -176,13 +175,18 @@ def _split(arguments: argparse.Namespace) -> int:
             split = Split.declared(cases, seed=arguments.seed, progress=progress)
         else:
             pairs = _pairs("--fractions", arguments.fractions, float, "PART=SHARE such as train=0.7")
-            split = Split.by_hash(cases, pairs, arguments.seed, progress)
+            try:
+                split = Split.by_hash(cases, pairs, arguments.seed, progress)
+            except EmptyPart as error:
+                raise error.naming("--seed {}") from None
     with reporting("comparing", arguments.quiet) as progress:
         check_leakage(cases, split, progress=progress)
     split.save(arguments.out)
-    if not arguments.quiet:
-        chosen = {part: split.indices(cases, part) for part in split.parts}
-        rows = [(part, f"{len({cases.patients[i] for i in of}):,}", f"{len(of):,}") for part, of in chosen.items()]
+    chosen = {part: split.indices(cases, part) for part in split.parts}
+    sizes = {part: {"patients": len({cases.patients[i] for i in of}), "cases": len(of)} for part, of in chosen.items()}
+    about = {"split": Path(arguments.out), "rule": str(split.rule), "fingerprint": split.fingerprint, "parts": sizes}
+    if emit(arguments, about):
+        rows = [(part, *(f"{number:,}" for number in of.values())) for part, of in sizes.items()]
         console = Console(highlight=False, soft_wrap=True)
         console.print(table(("part", "patients", "cases"), rows))
         console.print(f"{split.rule}; fingerprint {split.fingerprint}")
@@ -195,12 +199,13 @@ def _export(arguments: argparse.Namespace) -> int:
     from ambiseg._util.progress import reporting
     from ambiseg.data.export import export
 
+    check_json(arguments)
     if arguments.count is not None and arguments.count < 1:
         raise DataError(f"--count: expected 1 or more, found {arguments.count}")
     cases = _open(arguments)
     with reporting("writing", arguments.quiet) as progress:
         count = export(cases, arguments.out, arguments.count, progress)
-    if not arguments.quiet:
+    if emit(arguments, {"folder": Path(arguments.out), "cases": count, "title": cases.title}):
         print(f"{count:,} cases of {cases.title} written to {arguments.out}")
     return 0
 

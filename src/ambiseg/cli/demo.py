@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ambiseg.cli.options import add_device, add_json, check_json, emit
+from ambiseg.cli.train import settings_of
+
 
 def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     """Add ``demo``."""
@@ -21,6 +24,8 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
         allow_abbrev=False,
     )
     demo.add_argument("--out", metavar="DIR", default="runs/demo", help="the run's folder (default: runs/demo)")
+    add_device(demo, "the best there is")
+    add_json(demo)
     demo.add_argument("--quiet", action="store_true", help="print nothing but errors")
     demo.set_defaults(run=_demo)
 
@@ -28,8 +33,9 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
 def _demo(arguments: argparse.Namespace) -> int:
     from ambiseg import config as configuration
 
+    check_json(arguments)
     out, quiet = Path(arguments.out), arguments.quiet
-    config = configuration.parse(arguments.settings_given, "demo")
+    config = configuration.parse(settings_of(arguments), "demo")
 
     def say(text: str) -> None:
         if not quiet:
@@ -58,9 +64,11 @@ def _demo(arguments: argparse.Namespace) -> int:
         results.save(evaluation_path(run))
     say("3/3 writing the report")
     page = report(out, quiet=quiet)
-    if not quiet:
-        setting = results.headline(SAMPLES[0])  # an earlier evaluation may be of other settings
-        score, shown = setting.metrics["ged"], f"GED({setting.samples}) on {results.images} test nodules"
+    setting = results.headline(SAMPLES[0])  # an earlier evaluation may be of other settings
+    score = setting.metrics["ged"]
+    found = {"run": out, "evaluation": evaluation_path(run), "report": page, "samples": setting.samples}
+    if emit(arguments, {**found, "images": results.images, "ged": score.model_dump()}):
+        shown = f"GED({setting.samples}) on {results.images} test nodules"
         print(f"\n{shown} of {results.patients} patients: {score.mean:.3f} [{score.low:.3f}, {score.high:.3f}]")
         print(f"look at   {page}")
         print(f"predict   ambiseg predict {out} IMAGE --out predictions/")

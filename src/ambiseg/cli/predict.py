@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from dataclasses import fields
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ambiseg._util.errors import DataError
+from ambiseg.cli.options import add_json, check_json, emit
 
 if TYPE_CHECKING:
     from ambiseg.prediction import Prediction
@@ -22,7 +22,7 @@ examples:
   ambiseg predict runs/mine ct.nii.gz --samples 16    16 equally likely volumes instead of weighted ones
   ambiseg predict runs/mine slide.tif --window 768    a large image in windows of 768 pixels
   ambiseg predict runs/mine scans/ --skip-existing    go on after an interruption
-  ambiseg predict runs/mine scan.png --json - --quiet results for another program
+  ambiseg predict runs/mine scan.png --json --quiet   results for another program
 """
 
 DESCRIPTION = """\
@@ -78,7 +78,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     there.add_argument("--overwrite", **kept, const="overwrite", help="replace earlier predictions in DIR")
     there.add_argument("--skip-existing", **kept, const="skip", help="leave out images that have one")
     running.add_argument("--no-overview", dest="overview", **no, help="no overview picture")
-    running.add_argument("--json", metavar="FILE", help="also write the table as JSON; - prints it instead")
+    add_json(running)
     running.add_argument("--quiet", action="store_true", help="print failures only, and no progress")
 
 
@@ -96,8 +96,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     from ambiseg.prediction.writing import target
 
     out, existing = Path(arguments.out), arguments.existing
-    if arguments.json not in (None, "-") and not Path(arguments.json).absolute().parent.is_dir():
-        raise DataError(f"--json: expected a file in a folder that exists, found {arguments.json}")
+    check_json(arguments)
     if out.exists() and not out.is_dir():  # before anything is predicted
         raise DataError(f"{out}: expected a folder to write into, found a file")
     options = Options(**{field.name: getattr(arguments, field.name) for field in fields(Options)})
@@ -153,15 +152,7 @@ def _row(prediction: Prediction, folder: Path) -> dict[str, Any]:
 
 
 def _print(arguments: argparse.Namespace, rows: list[dict[str, Any]], failures: list[Any], skipped: int) -> None:
-    if arguments.json is not None:
-        from ambiseg._util.files import write_text
-
-        text = json.dumps({"predictions": rows, "failures": failures, "skipped": skipped}, indent=1) + "\n"
-        if arguments.json == "-":
-            print(text, end="")
-            return
-        write_text(arguments.json, text)
-    if arguments.quiet:
+    if not emit(arguments, {"predictions": rows, "failures": failures, "skipped": skipped}):
         return
     from rich.console import Console
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ambiseg.cli.options import add_json, check_json, emit
+
 EXAMPLES = """\
 examples:
   ambiseg report runs/lung                        runs/lung/report.html, and figures for papers in runs/lung/figures/
@@ -36,15 +38,17 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     )
     report.add_argument("--root", metavar="DIR", help="where the data are, if they have moved since")
     report.add_argument("--open", action="store_true", help="show the page in a browser")
+    add_json(report)
     report.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 
 def _report(arguments: argparse.Namespace) -> int:
     from ambiseg.reporting import report
 
+    check_json(arguments)
     options = {name: getattr(arguments, name) for name in ("split", "out", "cases", "samples", "quiet")}
     page = report(arguments.folder, **options, data=None if arguments.root is None else {"root": arguments.root})
-    if not arguments.quiet:
+    if emit(arguments, {"report": page}):
         print(f"the report is in {page}")
     if arguments.open:
         import webbrowser

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ambiseg._util.errors import ConfigError
+from ambiseg._util.processes import first_process
 from ambiseg._util.text import count
+from ambiseg.cli.options import add_device, add_json, check_json, emit, placed
 
 EXAMPLES = """\
 examples:
@@ -20,13 +22,11 @@ examples:
   ambiseg train my.yaml --data.root scans/ --out runs/mine  a recipe of your own
   ambiseg train lidc --trainer.devices 4 --trainer.num_nodes 2 --trainer.strategy ddp
   ambiseg train --resume runs/demo                          go on after an interruption
-  ambiseg train demo --print_config > my.yaml               every setting, to start a recipe from
+  ambiseg train demo --print-config > my.yaml               every setting, to start a recipe from
 
-Any setting can be given as --section.key value; `ambiseg train --settings` lists them with their meaning.
+Any setting can be given as --section.key value, or --key value where only one section has that key (--epochs 2);
+`ambiseg train --settings` lists them with their meaning.
 """
-
-# The sections of ambiseg.config.Config, which is not imported for --help; schedules are version 0.1's.
-SECTIONS = ("data", "backbone", "model", "optimizer", "schedules", "trainer", "evaluation", "seed")
 
 
 def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
@@ -44,43 +44,29 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     train.add_argument("recipe", nargs="?", metavar="RECIPE", help="a recipe's name, or a YAML file")
     train.add_argument("--out", metavar="DIR", help="the run's folder (default: runs/RECIPE)")
     train.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
+    add_device(train, "the best there is; --devices and --num-nodes are settings")
+    add_json(train)
     train.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    train.add_argument("--print_config", action="store_true", help="print all settings as YAML, and stop")
+    train.add_argument("--print-config", action="store_true", help="print all settings as YAML, and stop")
     train.add_argument("--settings", action="store_true", help="list all settings with their meaning, and stop")
     train.add_argument("--recipes", action="store_true", help="list the recipes, and stop")
     train.set_defaults(run=_train)
 
 
-def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What the command itself declares, and the settings, which :func:`ambiseg.config.parse` understands.
-
-    >>> divide(["train", "--seed=3", "--data.root", "scans/", "my.yaml", "--quiet"])
-    (['train', 'my.yaml', '--quiet'], ['--seed=3', '--data.root', 'scans/'])
-    """
-    own, settings, left = [], [], list(arguments)
-    while left:
-        word = left.pop(0)
-        key, equals, _ = word.partition("=")
-        if not (key.startswith("--") and ("." in key or key[2:] in SECTIONS)):
-            own.append(word)
-            continue
-        settings.append(word)
-        if not equals and left and not left[0].startswith("--"):
-            settings.append(left.pop(0))
-    return own, settings
-
-
 def _train(arguments: argparse.Namespace) -> int:
     from ambiseg import config as configuration
 
+    check_json(arguments)
     if arguments.recipes:
-        names = configuration.recipes()
-        for name, path in names.items():
-            first = path.read_text(encoding="utf-8").splitlines()[0]
-            print(f"{name:{max(map(len, names)) + 2}s}{first.removeprefix('#').strip()}")
+        files = configuration.recipes()
+        first = {name: path.read_text(encoding="utf-8").splitlines()[0] for name, path in files.items()}
+        about = {name: line.removeprefix("#").strip() for name, line in first.items()}
+        if emit(arguments, about):
+            print("\n".join(f"{name:{max(map(len, about)) + 2}s}{text}" for name, text in about.items()))
         return 0
     if arguments.settings:
-        print(settings_text(min(shutil.get_terminal_size((110, 24)).columns, 120)))
+        if emit(arguments, [row._asdict() for table in configuration.tables() for row in table.rows]):
+            print(settings_text(min(shutil.get_terminal_size((110, 24)).columns, 120)))
         return 0
     if (arguments.recipe is None) == (arguments.resume is None):
         known = ", ".join(configuration.recipes())
@@ -91,7 +77,7 @@ def _train(arguments: argparse.Namespace) -> int:
     if begun is not None and not (begun / "config.yaml").is_file():
         raise ConfigError(f"{begun}: expected the folder of a run, found no config.yaml in it")
     out = begun or Path(arguments.out or Path("runs") / Path(arguments.recipe).stem)
-    config = configuration.parse(arguments.settings_given, begun / "config.yaml" if begun else arguments.recipe)
+    config = configuration.parse(settings_of(arguments), begun / "config.yaml" if begun else arguments.recipe)
     if arguments.print_config:
         print(configuration.dump(config), end="")
         return 0
@@ -101,8 +87,13 @@ def _train(arguments: argparse.Namespace) -> int:
     from ambiseg.training import train
 
     run = train(config, out, resume=begun is not None, quiet=arguments.quiet, command=sys.argv)
-    if not arguments.quiet:
-        print(outcome(run.history, config.trainer.check_every, config.data.eval_size))
+    if not first_process():
+        return 0
+    from ambiseg.runs import best_row
+
+    history = run.history
+    if emit(arguments, {"run": out, "epochs": len(history), "best": best_row(history), "last": history[-1]}):
+        print(outcome(history, config.trainer.check_every, config.data.eval_size))
         print(f"next: ambiseg evaluate {out}    ambiseg report {out}")
     return 0
 
@@ -128,13 +119,19 @@ def outcome(history: Sequence[Mapping[str, float]], check_every: int, eval_size:
     return f"{why}: the best weights are the last ones"
 
 
+def settings_of(arguments: argparse.Namespace) -> list[str]:
+    """The settings that were typed, ``--device`` included."""
+    device = {} if arguments.device is None else placed(arguments.device)
+    return [*(f"--trainer.{key}={value}" for key, value in device.items()), *arguments.settings_given]
+
+
 def settings_text(width: int = 100) -> str:
     """Every setting with its default and its meaning, by section."""
     from ambiseg.config import tables
 
     lines = [
         "Settings, their defaults and their meanings. Give one as --section.key value, or many in a YAML file:",
-        "`ambiseg train demo --print_config > my.yaml` writes one to start from. Lists are [1, 2], tables are",
+        "`ambiseg train demo --print-config > my.yaml` writes one to start from. Lists are [1, 2], tables are",
         "{key: value}, and null is no value.",
     ]
     indent = 46

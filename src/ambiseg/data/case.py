@@ -230,6 +230,7 @@ class Cases(ABC):
         names, patients: one of each per case.
         declared: the split that the data's owner gave each case; ``None`` when there is none.
         patients_known: False where the source does not tell which cases are of one patient.
+        patients_assumed: what was assumed to tell the patients apart, in words; empty where the source tells.
         group: what ``patients`` are called in tables: patient, sequence …
         annotator: what a mask of the table is called: reader, or mode where modes are known.
         flips: what makes the modes of data whose modes are known; see :class:`~ambiseg.data.sets.street.flips.Flips`.
@@ -248,6 +249,7 @@ class Cases(ABC):
     patients: Sequence[str]
     declared: Sequence[str] | None = None
     patients_known: bool = True
+    patients_assumed: str = ""
     group: str = "patient"
     annotator: str = "reader"
     flips: tuple[Flip, ...] = ()

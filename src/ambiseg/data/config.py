@@ -16,6 +16,7 @@ from ambiseg.data.cache import USER
 from ambiseg.data.case import Case, Cases, Progress
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.loader import AnnotationPolicy, Outside
+from ambiseg.data.rules import SHARES, parse_fold
 from ambiseg.data.sets.arrays import Arrays
 from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.folder.settings import FolderSettings
@@ -24,7 +25,7 @@ from ambiseg.data.sets.shapes import Shapes
 from ambiseg.data.sets.street.camvid import CamVid
 from ambiseg.data.sets.street.cityscapes import Cityscapes
 from ambiseg.data.sets.street.flips import Flips
-from ambiseg.data.splits import SHARES, Split
+from ambiseg.data.splits import EmptyPart, Split
 from ambiseg.data.store import Store
 from ambiseg.settings import Settings, inline
 
@@ -75,6 +76,11 @@ class DataConfig(Settings):
     )
     fractions: dict[str, float] = Field(default=SHARES, description="shares of the patients, for split hash")
     split_seed: int = Field(default=0, description="another seed, another split")
+    fold: str | None = Field(
+        default=None,
+        description="one fold of a cross-validation by patient, for split hash: 2/5 tests on the second of five folds, "
+        "and `ambiseg evaluate` of all five runs pools them",
+    )
     intensity: Intensity | None = Field(
         default=None, description="how raw values become the network's input; null: as the data set recommends"
     )
@@ -117,6 +123,13 @@ class DataConfig(Settings):
             known = f"one of {', '.join(DATASETS)} or module:Class"
             raise ValueError(f"expected {known}, found {name!r}{did_you_mean(name, DATASETS)}")
         return name
+
+    @field_validator("fold")
+    @classmethod
+    def _a_fold(cls, fold: str | None) -> str | None:
+        if fold is not None:
+            parse_fold(fold)
+        return fold
 
     @field_validator("size", "eval_size")
     @classmethod
@@ -185,12 +198,19 @@ def _own(config: DataConfig) -> Cases:
 def open_split(cases: Cases, config: DataConfig, progress: Progress | None = None) -> Split:
     """The split that a configuration names; a saved one is compared with the data that it is used on."""
     kind = config.split or ("hash" if cases.declared is None else "declared")
-    if kind == "hash":
-        return Split.by_hash(cases, config.fractions, config.split_seed, progress)
-    if kind == "declared":
-        lacks_val = cases.declared is not None and "val" not in cases.declared and "train" in cases.declared
-        share = config.fractions.get("val", 0.1)
-        return Split.declared(cases, share if lacks_val else None, config.split_seed, progress)
+    if config.fold is not None and kind != "hash":
+        found = config.split or "parts that the data's owner declared"
+        raise DataError(f"data.fold: expected data.split hash, which divides all cases anew, found {found}")
+    try:
+        if kind == "hash":
+            return Split.by_hash(cases, config.fractions, config.split_seed, progress, config.fold)
+        if kind == "declared":
+            said = set(cases.declared or ())
+            shares = {"val": config.fractions.get("val", 0.1), "test": config.fractions.get("test")}
+            lacking = {part: share for part, share in shares.items() if part not in said and "train" in said}
+            return Split.declared(cases, seed=config.split_seed, progress=progress, **lacking)
+    except EmptyPart as error:
+        raise error.naming("data.split_seed={}") from None
     if kind == "mose":
         from ambiseg.data.sets.lidc.released import released_split
 

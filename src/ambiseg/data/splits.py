@@ -6,11 +6,9 @@ import hashlib
 import json
 import math
 import os
-from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import accumulate
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,77 +18,31 @@ from ambiseg._util.errors import DataError
 from ambiseg._util.files import write_text
 from ambiseg._util.text import some
 from ambiseg.data.case import Cases, Progress
+from ambiseg.data.rules import FEW, SHARES, Rule, uniform
 from ambiseg.settings import explain
 
 _FORMAT = "ambiseg.Split/1"
-SHARES = {"train": 0.7, "val": 0.1, "test": 0.2}
+_OPTIONAL = ("released", "ranked", "fold", "assumed", "digests")  # in a file only where they say something
+EACH_ITS_OWN = '"patient": ".+" in ambiseg.json keeps each image on its own'
 
 
 class LeakageError(DataError):
     """Something is in two parts of a split that must be in one."""
 
 
-@dataclass(frozen=True)
-class Rule:
-    """Which part a patient belongs to. It depends on that patient alone, not on who else is in the data.
+class EmptyPart(DataError):
+    """A part of a split would have no patient; ``seed`` is one that fills all parts, ``None`` if none was found.
 
-        u = BLAKE2("seed:patient") as a number in [0, 1),     part = the first whose cumulative fraction is above u.
-
-    Args:
-        fractions: expected share of the patients of each part, in this order; they sum to 1. Empty only when all
-            parts are declared.
-        seed: another seed, another split.
-        declared: keep the parts that the data's owner gave; ``fractions`` then divide the cases given ``train``.
-        released: the name of a published split that was made again for these cases.
-
-    >>> rule = Rule({"train": 0.7, "val": 0.1, "test": 0.2})
-    >>> [rule.part(patient) for patient in ("ann", "bob", "cem", "dora")]
-    ['train', 'train', 'train', 'test']
-    >>> print(rule)
-    by hash of the patient with seed 0: train 70%, val 10%, test 20%
+    ``option`` is how the seed is given, so that a message names what was typed: :meth:`naming`.
     """
 
-    fractions: Mapping[str, float] = field(default_factory=dict)
-    seed: int = 0
-    declared: bool = False
-    released: str = ""
+    def __init__(self, problem: str, seed: int | None, option: str = "seed={}") -> None:
+        advice = "take fewer parts" if seed is None else f"{option.format(seed)} fills all parts"
+        super().__init__(f"{problem}; {advice}, or take a larger fraction")
+        self.problem, self.seed = problem, seed
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "fractions", {name: float(share) for name, share in self.fractions.items()})
-        if not self.fractions and self.declared:
-            return
-        found = ", ".join(f"{name} {share:g}" for name, share in self.fractions.items())
-        if not self.fractions or not all(share > 0 for share in self.fractions.values()):
-            raise DataError(f"fractions of a split must be positive, found {found or 'none'}")
-        if not math.isclose(math.fsum(self.fractions.values()), 1, abs_tol=1e-6):
-            raise DataError(f"fractions of a split must sum to 1, found {found}")
-
-    def part(self, patient: str, declared: str | None = None) -> str:
-        """The part of one patient; ``declared`` is what the owner said, where the rule follows it."""
-        if self.released:
-            raise DataError(f"patient {patient!r}: the {self.released} split has no part for who was not in it")
-        if self.declared:
-            if not declared:
-                raise DataError(f"patient {patient!r}: expected a declared split, found none")
-            if declared != "train" or not self.fractions:
-                return declared
-        limits = list(accumulate(self.fractions.values()))[:-1]  # the fractions may sum to slightly less than 1
-        return list(self.fractions)[bisect(limits, _uniform(f"{self.seed}:{patient}"))]
-
-    def __str__(self) -> str:
-        shares = ", ".join(f"{name} {100 * share:.6g}%" for name, share in self.fractions.items())
-        divided = f"by hash of the patient with seed {self.seed}: {shares}"
-        if self.released:
-            return f"as released with {self.released}, by series with random_state {self.seed}: {shares}"
-        if not self.declared:
-            return divided
-        return "declared by the data's owner" + (f", its train divided {divided}" if self.fractions else "")
-
-
-def _uniform(text: str) -> float:
-    """A number in [0, 1) that is the same for the same text on every machine."""
-    word = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
-    return (word >> 11) / 2**53  # all the bits that a float holds: dividing 64 of them could round up to 1
+    def naming(self, option: str) -> EmptyPart:
+        return EmptyPart(self.problem, self.seed, option)
 
 
 @dataclass(frozen=True)
@@ -136,15 +88,26 @@ class Split:
 
     @staticmethod
     def by_hash(
-        cases: Cases, fractions: Mapping[str, float] | None = None, seed: int = 0, progress: Progress | None = None
+        cases: Cases,
+        fractions: Mapping[str, float] | None = None,
+        seed: int = 0,
+        progress: Progress | None = None,
+        fold: str | None = None,
     ) -> Split:
-        """Each patient where its hash says: see :class:`Rule`. Added cases never move the others, and a patient who is
-        in two data sets is in the same part of both. By default train has 70%, val 10%, test 20%; a share is met on
-        average, with a standard deviation of √(p (1 − p) / patients). All data are read, for the fingerprint.
+        """Each patient where its hash says: see :class:`~ambiseg.data.rules.Rule`. Added cases never move the others,
+        and a patient who is in two data sets is in the same part of both. By default train has 70%, val 10%, test 20%;
+        a share is met on average, with a standard deviation of √(p (1 − p) / patients). Fewer than 50 patients are
+        divided by the rank of their hash instead, which meets the shares exactly. All data are read, for the
+        fingerprint.
+
+        With ``fold``, such as ``"2/5"``, the test part is the second of five folds, which together hold every patient
+        once; the others are divided into train and val as ``fractions`` say.
         """
         if not cases.patients_known:
             raise DataError(f"{cases.title}: a split by hash needs patients, and the source did not tell who is who")
-        return Split.by_patient(cases, {}, Rule(SHARES if fractions is None else fractions, seed), progress)
+        fractions = SHARES if fractions is None else fractions
+        rule = Rule(fractions, seed) if fold is None else Rule.of_fold(fold, fractions, seed)
+        return Split.by_patient(cases, {}, rule, progress)
 
     @staticmethod
     def by_patient(
@@ -157,31 +120,49 @@ class Split:
         """The part that ``part_of`` has for a patient, for others the one that ``rule`` says; the rule is saved too.
         ``digests`` of all cases, where they are known."""
         _numbers(cases)
+        owner = (cases.declared if rule.declared else None) or [None] * len(cases)
+        divided = {p for p, part in zip(cases.patients, owner, strict=True) if part in (None, "train")}
+        if not part_of and rule.fractions and not rule.fold and not rule.released:
+            rule = replace(rule, ranked=len(divided) < FEW)
+        rule = replace(rule, assumed=cases.patients_assumed)
+        if not part_of and rule.ranked and len(divided) < len(rule.fractions):
+            raise DataError(
+                f"{cases.title}: expected at least {len(rule.fractions)} patients, one for each of "
+                f"{', '.join(rule.fractions)}, found {_few(cases, divided)}"
+            )
 
         def places(rule: Rule) -> list[str]:
-            owner = (cases.declared if rule.declared else None) or [None] * len(cases)
-            return [part_of.get(p) or rule.part(p, part) for p, part in zip(cases.patients, owner, strict=True)]
+            try:
+                fresh = rule.divide(divided) if not part_of and rule.fractions else {}
+            except DataError as error:  # a fold
+                raise DataError(f"{cases.title}: {error}") from None
+            return [
+                part_of.get(p) or (fresh.get(p) if part in (None, "train") else "") or rule.part(p, part)
+                for p, part in zip(cases.patients, owner, strict=True)
+            ]
 
         parts: dict[str, list[str]] = {part: [] for part in rule.fractions}
         for name, part in zip(cases.names, places(rule), strict=True):
             parts.setdefault(part, []).append(name)
         if empty := [part for part, names in parts.items() if not names]:
             fits = (seed for seed in range(100) if parts.keys() <= set(places(replace(rule, seed=seed))))
-            seed = next(fits, None)
-            advice = "take fewer parts" if seed is None else f"data.split_seed={seed} fills all parts"
-            raise DataError(
-                f"{cases.title}: part {empty[0]!r} would be empty: a fraction of {rule.fractions[empty[0]]:g} of "
-                f"{len(set(cases.patients))} patients; {advice}, or take a larger fraction"
-            )
+            problem = f"{cases.title}: part {empty[0]!r} would be empty: a fraction of {rule.fractions[empty[0]]:g} of"
+            raise EmptyPart(f"{problem} {len(set(cases.patients))} patients", next(fits, None))
         split = Split(parts, "", rule)
         check_leakage(cases, split, content=False)  # before anything is read
         digests = _digests(cases, progress) if digests is None else digests
         return replace(split, fingerprint=combine(digests), digests=dict(zip(cases.names, digests, strict=True)))
 
     @staticmethod
-    def declared(cases: Cases, val: float | None = None, seed: int = 0, progress: Progress | None = None) -> Split:
-        """The parts that the data's owner gave. With ``val``, that fraction of the patients in ``train`` is taken out
-        by hash to be ``val``, for data that come without one."""
+    def declared(
+        cases: Cases,
+        val: float | None = None,
+        seed: int = 0,
+        progress: Progress | None = None,
+        test: float | None = None,
+    ) -> Split:
+        """The parts that the data's owner gave. With ``val`` or ``test``, that fraction of the patients in ``train`` is
+        taken out by hash to be that part, for data that come without one."""
         said = cases.declared
         without = [name for name, part in zip(cases.names, said or [""] * len(cases), strict=True) if not part]
         if said is None or without:
@@ -189,16 +170,17 @@ class Split:
                 f"{cases.title}: expected every case to have a declared split, "
                 f"found {len(without)} of {len(cases)} without one: {_names(without)}"
             )
-        if val is None:
-            return Split.by_patient(cases, {}, Rule(declared=True), progress)
-        if "val" in said or "train" not in said:
-            raise DataError(
-                f"{cases.title}: val={val:g} needs declared parts with a train and without a val, "
-                f"found {', '.join(sorted(set(said)))}"
-            )
-        if not 0 < val < 1:
-            raise DataError(f"val must be a fraction of train between 0 and 1, found {val:g}")
-        return Split.by_patient(cases, {}, Rule({"train": 1 - val, "val": val}, seed, declared=True), progress)
+        shares = {part: share for part, share in (("val", val), ("test", test)) if share is not None}
+        for part, share in shares.items():
+            if part in said or "train" not in said:
+                raise DataError(
+                    f"{cases.title}: {part}={share:g} needs declared parts with a train and without a {part}, "
+                    f"found {', '.join(sorted(set(said)))}"
+                )
+            if not 0 < share < 1:
+                raise DataError(f"{part} must be a fraction of train between 0 and 1, found {share:g}")
+        fractions = {"train": 1 - sum(shares.values()), **shares} if shares else {}
+        return Split.by_patient(cases, {}, Rule(fractions, seed, declared=True), progress)
 
     def extended(self, cases: Cases, progress: Progress | None = None) -> Split:
         """This split with the cases that were added to the data since. Nobody moves: cases of a patient who is in the
@@ -232,14 +214,24 @@ class Split:
                     raise DataError(
                         f"{cases.title}: case {name!r} has another content than when the data were split (pixels, "
                         f"masks, readers or patient): expected digest {self.digests[name]}, found {found}"
+                        f"{self._assumed(cases)}"
                     )
 
     def _compare(self, cases: Cases, found: str) -> None:
         if found != self.fingerprint:
             raise DataError(
                 f"{cases.title}: the cases have the names of the split but another content (pixels, masks, readers or "
-                f"patients): expected fingerprint {self.fingerprint}, found {found}"
+                f"patients): expected fingerprint {self.fingerprint}, found {found}{self._assumed(cases)}"
             )
+
+    def _assumed(self, cases: Cases) -> str:
+        """For an error: what is now assumed of the patients and was not when the data were split, and how to set it."""
+        now, then = cases.patients_assumed, self.rule.assumed
+        if now == then:
+            return ""
+        if now:
+            return f"; {now}, which the split was made without: {EACH_ITS_OWN}"
+        return f"; the split was made with another setting of patient: {then}"
 
     def _places(self, cases: Cases, exactly: bool = False) -> dict[str, list[int]]:
         """Numbers of the cases of every part; ``exactly``: there are no other cases."""
@@ -255,7 +247,7 @@ class Split:
         """Write JSON, one case per line. The file appears whole or not at all."""
         content = {"format": _FORMAT, "made": str(self.rule), **asdict(self.rule), "fingerprint": self.fingerprint}
         content |= {"parts": self.parts, "digests": self.digests}
-        content = {key: value for key, value in content.items() if value or key not in ("released", "digests")}
+        content = {key: value for key, value in content.items() if value or key not in _OPTIONAL}
         write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
     @staticmethod
@@ -267,7 +259,7 @@ class Split:
             if not isinstance(content, dict):
                 raise DataError(f"expected an object, found {content!r:.40}")
             file = _File.model_validate(content)
-            rule = Rule(file.fractions, file.seed, file.declared, file.released)
+            rule = Rule(**{each.name: getattr(file, each.name) for each in fields(Rule)})
             return Split(file.parts, file.fingerprint, rule, file.digests)
         except LeakageError as error:
             raise LeakageError(f"{os.fspath(path)}: {error}") from None
@@ -287,6 +279,9 @@ class _File(BaseModel):
     seed: int
     declared: bool
     released: str = ""
+    ranked: bool = False
+    fold: str = ""
+    assumed: str = ""
     fingerprint: str
     parts: dict[str, list[str]]
     digests: dict[str, str] | None = None
@@ -326,7 +321,7 @@ def check_leakage(cases: Cases, split: Split, content: bool = True, progress: Pr
             what = f"patient {shared[0]!r}" if kind == "patient" else "the same image"
             where = " and ".join(f"{part} (case {name!r})" for part, name in seen[shared[0]].items())
             more = f"; in all {len(shared)} {kind}s are in two parts" if len(shared) > 1 else ""
-            raise LeakageError(f"{cases.title}: {what} is in {where}{more}")
+            raise LeakageError(f"{cases.title}: {what} is in {where}{more}{split._assumed(cases)}")
 
     refuse_shared("patient", lambda i: cases.patients[i])
     if content:
@@ -355,7 +350,7 @@ def subset(cases: Cases, indices: Iterable[int], fraction: float, seed: int = 0)
 
     def rank(i: int) -> tuple[float, str, float]:
         patient = cases.patients[i]
-        return _uniform(f"subset:{seed}:{patient}"), patient, _uniform(f"subset:{seed}:{cases.names[i]}")
+        return uniform(f"subset:{seed}:{patient}"), patient, uniform(f"subset:{seed}:{cases.names[i]}")
 
     chosen = set(sorted(indices, key=rank)[:count])
     return [i for i in indices if i in chosen]
@@ -381,6 +376,11 @@ def _numbers(cases: Cases) -> dict[str, int]:
         twice = [name for i, name in enumerate(cases.names) if number[name] != i]
         raise DataError(f"{cases.title}: expected every case to have a name of its own, found twice: {_names(twice)}")
     return number
+
+
+def _few(cases: Cases, patients: Collection[str]) -> str:
+    found = f"{len(patients)} ({_names(sorted(patients))})"
+    return f"{found}: {cases.patients_assumed}; {EACH_ITS_OWN}" if cases.patients_assumed else found
 
 
 def _names(names: Sequence[str]) -> str:

@@ -66,6 +66,7 @@ class Store(Cases):
         self.extra = extra and Extra(extra["classes"], {int(key): value for key, value in extra["ids"].items()})
         self.flips = tuple(Flip(**flip) for flip in header.get("flips", []))
         self.patients_known: bool = header.get("patients_known", True)
+        self.patients_assumed: str = header.get("patients_assumed", "")
         self.group: str = header.get("group", Cases.group)
         self.annotator: str = header.get("annotator", Cases.annotator)
         self.fingerprint = header.get("fingerprint")
@@ -177,6 +178,7 @@ def _write(cases: Cases, folder: Path, state: str, progress: Progress | None) ->
         "reading": asdict(cases.reading),
         "count": len(lines),
         "patients_known": cases.patients_known,
+        **({"patients_assumed": cases.patients_assumed} if cases.patients_assumed else {}),
         "group": cases.group,
         "annotator": cases.annotator,
         "fingerprint": combine(line["digest"] for line in lines),

@@ -90,7 +90,9 @@ def anchor_scores(
             mean = float((weights * overlaps).sum())
             return 2 * (1 - mean) - spread, float(overlaps.max()) if rule.matching == "rectangular" else mean
 
-        scores = {key: single(iou[len(v) + k], v, within) for k, key in enumerate(masks)}
+        scores: dict[AnchorKey, tuple[float, float]] = {
+            key: single(iou[len(v) + k], v, within) for k, key in enumerate(masks)
+        }
         alone = [single(iou[m], v, within) if known else _left_out(iou[: len(v)], v, m, single) for m in range(len(v))]
         scores["reader"] = tuple(float((v * column).sum()) for column in np.array(alone).T)  # type: ignore[assignment]
         squares = float((v * v).sum())

@@ -123,9 +123,10 @@ def open_truth(truth: str | os.PathLike[str], quiet: bool = False) -> Folder:
         cases.setdefault(name, {})[reader] = path
     if not cases:
         raise DataError(f"{root}: expected images/ and masks/, or masks as READER/CASE.png, found no mask")
+    nested = any("/" in name for name in cases)
     # The first mask takes the place of the image: all others must be of its size.
     entries = [
-        {"image": next(iter(by.values())), "masks": by, "name": name, "patient": name.split("/")[0]}
+        {"image": next(iter(by.values())), "masks": by, "name": name, "patient": name.split("/")[0] if nested else None}
         for name, by in sorted(cases.items())
     ]
     return _from_entries(entries, settings.changed(title=settings.title or root.resolve().name), quiet)

@@ -13,13 +13,15 @@ from typing import Any
 
 import torch
 
-from ambiseg._util.errors import ConfigError
+from ambiseg._util.errors import ConfigError, DataError
 from ambiseg._util.extras import require
 from ambiseg._util.files import atomic_write, write_text
 from ambiseg._util.own import imported, is_reference
 from ambiseg._util.processes import first_process, quiet_lightning
 from ambiseg._util.progress import reporting
+from ambiseg._util.text import count
 from ambiseg.config import Config, dump
+from ambiseg.data.case import Cases
 from ambiseg.data.config import DataConfig
 from ambiseg.data.loader import Batch
 from ambiseg.methods import method_named
@@ -78,9 +80,19 @@ def train(
     show = not quiet and first_process()
     with _threads(config.trainer.threads):
         with reporting("preparing data", not show) as progress:
-            data = DataModule(_with_policy(config), progress=progress)
+            # A run goes on with its own split: one that is made anew may be another, if the rule or the data changed.
+            data = DataModule(_with_policy(config), split=Run(out).split if resume else None, progress=progress)
             data.prepare_data()
-            data.setup()
+            try:
+                data.setup()
+                if resume:
+                    data.split.verify(data.cases)
+            except DataError as error:
+                if resume:
+                    raise ConfigError(f"{out}: the data must be those that the run began with: {error}") from None
+                raise
+        if show and data.cases.patients_assumed:
+            print(_assumed(data.cases), file=sys.stderr, flush=True)
         card = Card.of(data.cases, data.intensity, method_named(config.model.method), *data.trained_on())
         pl.seed_everything(config.seed, verbose=False)
         model = build_model(config, card.channels, len(card.classes))
@@ -88,10 +100,8 @@ def train(
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if first_process() and not resume:
             Run.create(out, config, card, data.split, command if command is not None else sys.argv)
-        elif resume:
-            _unchanged(Run(out), data.split.fingerprint)
-            if first_process():
-                write_text(out / "config.yaml", dump(config))  # how long and on what may be new
+        elif first_process():
+            write_text(out / "config.yaml", dump(config))  # how long and on what may be new
         module = TrainingModule(model, config, card.evaluated, recover=lambda epoch, step: _batch(data, epoch, step))
         callbacks: list[Any] = [Checkpoints(out)]
         callbacks += [EpochLines(config.trainer.epochs)] if show else []
@@ -133,6 +143,11 @@ def _trainer(config: Config, out: Path, callbacks: list[Any], several: bool) -> 
         num_sanity_val_steps=0,
         default_root_dir=out,
     )
+
+
+def _assumed(cases: Cases) -> str:
+    of = f"{count(len(cases), 'image')} of {count(len(set(cases.patients)), 'patient')}"
+    return f'{of}: {cases.patients_assumed} ("patient" in ambiseg.json sets it; ".+" keeps each image on its own)'
 
 
 def _with_policy(config: Config) -> DataConfig:
@@ -212,11 +227,6 @@ def _same(run: Run, asked: Config) -> Config:
             hint = "start a new run in another folder for that"
             raise ConfigError(f"{run.folder}: expected {key} {has} as the run has it, found {found}; {hint}")
     return allowed
-
-
-def _unchanged(run: Run, fingerprint: str) -> None:
-    if run.split.fingerprint != fingerprint:
-        raise ConfigError(f"{run.folder}: expected the data that the run began with, found that they have changed")
 
 
 def _how_to_resume(out: Path) -> str:

@@ -308,7 +308,10 @@ def _advice(statistics: Statistics, folder: Folder, suggestion: dict[str, object
             span = f"{types} values from {statistics.low:.6g} to {statistics.high:.6g}"
             middle = f"99 % lie in {low:.6g} … {high:.6g}, half below {middle:.6g}"
             yield Problem("H412", FILE, f"{span}; {middle}; they reach the network as they are")
-    if declared.patient is None and all(entry.patient is None for entry in folder.entries):
+    if folder.persons is not None:
+        images, patients = count(len(folder.entries), "image"), count(len(set(folder.patients)), "patient")
+        yield Problem("H414", FILE, f"{images} of {patients}: {folder.persons.text}")
+    elif declared.patient is None and all(entry.patient is None for entry in folder.entries):
         stems = Counter(m[1] for entry in folder.entries if (m := _SLICE.match(entry.name.rsplit("/", 1)[-1])))
         named = sum(stems.values()) == len(folder.entries) and not SPLITS.keys() >= stems.keys()
         if named and 1 < len(stems) < len(folder.entries):

@@ -30,6 +30,7 @@ from ambiseg.data.sets.folder.labels import (
 from ambiseg.data.sets.folder.layout import Entry, Listing, MaskFile, list_folder
 from ambiseg.data.sets.folder.manifest import find_manifest, list_manifest
 from ambiseg.data.sets.folder.paths import list_paths, suggest_paths
+from ambiseg.data.sets.folder.persons import FOLDERS, Persons, find_persons
 from ambiseg.data.sets.folder.reading import Files, Kind, may_be_stack
 from ambiseg.data.sets.folder.settings import FILE, FolderSettings
 from ambiseg.io.errors import FileError, Problem
@@ -111,6 +112,10 @@ class Folder(Cases):
             self._report(Problem("E008", str(bare[0].image), f"expected a split for all cases or none, {found}"))
         self.reading = Reading(self.settings.axes, self.settings.axis, self.settings.channels is not None)
         self._files = Files(self.settings, 1 + max((len(entry.masks) for entry in self.entries), default=0))
+        named = manifest is not None or "{patient}" in (self.settings.image_path or "")
+        self._told = named and any(entry.patient for entry in self.entries)  # patients by their owner
+        self.persons = self._assume() if self.settings.patient is None else None
+        self.patients_assumed = self.persons.text if self.persons else ""
         self._patient_of = {entry.name: self._patient(entry) for entry in self.entries}
 
     def _listed(self) -> Listing:
@@ -129,13 +134,24 @@ class Folder(Cases):
             raise FileError(problem)
         self.problems.append(problem)
 
+    def _assume(self) -> Persons | None:
+        """How patients follow from the names, where neither settings nor a manifest nor several folders tell them."""
+        folders = {entry.patient for entry in self.entries}
+        if self._told or len(folders - {None}) > 1:
+            return None if self._told else FOLDERS
+        return find_persons([entry.name for entry in self.entries])
+
     def _patient(self, entry: Entry) -> str:
+        if self.persons is not None and self.persons is not FOLDERS:
+            fits = re.match(self.persons.pattern, entry.name)
+            return fits[1] if fits else entry.name
         if self.settings.patient is not None:
             if fits := re.search(self.settings.patient, entry.name):
                 return fits[1] if fits.re.groups and fits[1] else fits[0]
             message = f"expected {self.settings.patient!r} to find the patient in {entry.name!r}, found nothing"
             self._report(Problem("E009", str(entry.image), message))
-        return entry.patient or entry.name
+        alone = self.persons is None and not self._told  # all images in one folder: it is nobody's
+        return entry.name if alone else entry.patient or entry.name
 
     def _slices(self, entry: Entry, image: Source | None) -> list[_Place]:
         """The cases of one entry: one for a picture (which need not be opened for this), one per slice of a volume."""
@@ -232,7 +248,8 @@ class Folder(Cases):
             for path in (entry.image, *(mask.path for mask in entry.masks)):
                 files = sorted(path.iterdir()) if path.is_dir() else [path]
                 parts += [f"{file.absolute()} {(about := file.stat()).st_size} {about.st_mtime_ns}" for file in files]
-            parts += [entry.name, str(entry.patient), str(entry.split)]
+            patient = self._patient_of[entry.name]
+            parts += [entry.name, str(None if patient == entry.name else patient), str(entry.split)]
             parts += [f"{mask.reader} {mask.weight}" for mask in entry.masks]
         return digest(*parts)
 

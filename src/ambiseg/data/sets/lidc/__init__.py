@@ -11,6 +11,7 @@ from pathlib import Path
 from ambiseg._util.errors import DataError
 from ambiseg._util.text import did_you_mean, some
 from ambiseg.data.case import Progress
+from ambiseg.data.sets.lidc import released
 from ambiseg.data.sets.lidc.crops import Crops, Options
 from ambiseg.data.sets.lidc.dicom import Dicom, has_dicom_name
 from ambiseg.data.sets.lidc.folders import Npy, Png, part_folders
@@ -126,8 +127,8 @@ def prepare(
     """Convert LIDC at ``source`` to a store at ``folder``; returns the store and the cases it was made from.
 
     One case is in memory at a time. A call that was interrupted is continued where it stopped; a store of other data,
-    or of the same data with other options, is not changed. Cases of the v1 pickle, which has no parts, are given those
-    of the paper.
+    or of the same data with other options, is not changed. Cases of the whole v1 pickle, which has no parts, are given
+    those of the paper.
 
     Args:
         form: a key of :data:`FORMS`; ``None``: detected.
@@ -138,7 +139,7 @@ def prepare(
         form, place = detect(place)
     with reporting("indexing") as progress:
         cases = open_form(form, place, options, progress)
-    if form == "pickle" and options.split is None and len({crop.series for crop in cases.crops}) >= 3:
+    if form == "pickle" and options.split is None and len({crop.series for crop in cases.crops}) == released.SERIES:
         cases.options = replace(options, split="mose")
         cases.declare_mose_parts()
     if state_of(folder) not in (None, cases.state()):

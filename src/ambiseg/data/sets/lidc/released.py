@@ -11,11 +11,12 @@ from ambiseg._util.errors import DataError
 from ambiseg.data.case import Cases, Progress
 from ambiseg.data.splits import Rule, Split
 
+SERIES = 875  # of the v1 pickle, which the split was made for
 MOSE = Rule({"train": 0.64, "val": 0.16, "test": 0.2}, released="mose")
 
 
 def released_split(cases: Cases, progress: Progress | None = None) -> Split:
-    """The split of :func:`mose_split` for cases whose series are known."""
+    """The split of :func:`mose_split` for cases whose series are known, and are the 875 of v1."""
     return Split.by_patient(cases, dict(zip(cases.patients, mose_parts(cases), strict=True)), MOSE, progress)
 
 
@@ -41,17 +42,24 @@ def mose_split(series: Sequence[str]) -> dict[str, str]:
 
 
 def mose_parts(cases: Cases) -> list[str]:
-    """The part of every case by :func:`mose_split`. A patient with two series in different parts stays whole, in the
-    part of the first series: the pickle that the split was made for has one series per patient."""
+    """The part of every case by :func:`mose_split`, if all 875 series of v1 are there.
+
+    A shuffle depends on how many there are, so a part of them would get another split under the same name. A patient
+    with two series in different parts stays whole, in the part of the first series: the pickle that the split was made
+    for has one series per patient.
+    """
     series = [cases.origin(i).get("series") for i in range(len(cases))]
     if None in series:
         name = cases.names[series.index(None)]
         raise DataError(
             f"{cases.title}: the mose split goes by series, expected one of every case, found none of {name!r}"
         )
+    if (found := len(set(series))) != SERIES:
+        raise DataError(
+            f"{cases.title}: the mose split is a shuffle of the {SERIES} series of v1, which another number of series "
+            f"cannot repeat, found {found}; --data.split hash divides the patients by hash"
+        )
     of_series = mose_split([str(one) for one in series])
-    if len(of_series) < 3:
-        raise DataError(f"{cases.title}: expected three series or more for the mose split, found {len(of_series)}")
     first: dict[str, str] = {}
     for patient, one in zip(cases.patients, series, strict=True):
         first[patient] = min(first.get(patient, str(one)), str(one))

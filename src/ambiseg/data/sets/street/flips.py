@@ -53,7 +53,8 @@ class Flips(Cases):
         self.channels, self.intensity, self.units = cases.channels, cases.intensity, cases.units
         self.reading, self.extra = cases.reading, cases.extra
         self.names, self.patients, self.declared = cases.names, cases.patients, cases.declared
-        self.patients_known, self.group, self.annotator = cases.patients_known, cases.group, "mode"
+        self.patients_known, self.patients_assumed = cases.patients_known, cases.patients_assumed
+        self.group, self.annotator = cases.group, "mode"
 
     def __getitem__(self, index: int) -> Case:
         return self._flipped(self.cases[index])
