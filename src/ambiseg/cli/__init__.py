@@ -15,6 +15,7 @@ from ambiseg import __version__
 from ambiseg._util import own
 from ambiseg._util.errors import ConfigError, DataError
 from ambiseg._util.extras import MissingExtra, explained
+from ambiseg._util.terminal import animated
 from ambiseg._util.text import did_you_mean
 from ambiseg.cli import completion, data, demo, evaluate, predict, report, train
 from ambiseg.cli.options import divide, known_settings, regular
@@ -97,8 +98,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. An error that a user can put right is one line and code 2."""
     chosen = parse(sys.argv[1:] if arguments is None else arguments)
-    for note in () if getattr(chosen, "quiet", False) else chosen.notes:
-        print(f"ambiseg: {note}", file=sys.stderr)
+    if chosen.notes and not chosen.quiet:
+        print(f"ambiseg: {', '.join(chosen.notes)}", file=sys.stderr)
     own.FOLDERS[:] = [os.getcwd()]  # where a module:Class of a setting may be
     try:
         if not getattr(chosen, "light", False):
@@ -127,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 @contextmanager
 def _patience() -> Iterator[None]:
     """``loading …`` on the terminal while PyTorch is imported, which takes seconds on some disks."""
-    if not sys.stderr.isatty() or "torch" in sys.modules:
+    if not animated() or "torch" in sys.modules:
         yield
         return
     print("loading …", end="", file=sys.stderr, flush=True)

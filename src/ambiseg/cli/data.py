@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ambiseg._util import terminal
 from ambiseg._util.errors import DataError
+from ambiseg._util.own import is_reference
 from ambiseg.cli import lidc
 from ambiseg.cli.options import add_json, check_file, check_json, emit
 from ambiseg.data.sets import RELEASED_SPLIT
@@ -85,7 +87,9 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", metavar="DATA", help="a data set's name (see `ambiseg data list`) or a folder")
+    parser.add_argument(
+        "data", metavar="DATA", help="a data set's name (see `ambiseg data list`), a folder, or module:Class"
+    )
     option = "an option of the data set, such as size=128; may be repeated"
     parser.add_argument("--set", dest="options", action="append", default=[], metavar="KEY=VALUE", help=option)
     add_json(parser)
@@ -94,8 +98,6 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 
 def _list(arguments: argparse.Namespace) -> int:
     """The data sets that `--data.name` knows."""
-    from rich.console import Console
-
     from ambiseg._util.tables import table
     from ambiseg.data.config import DATASETS, NEEDS_ROOT
 
@@ -107,7 +109,7 @@ def _list(arguments: argparse.Namespace) -> int:
         return 0
     made = table(("name", "what it is"), rows, left=(0, 1))
     made.columns[1].no_wrap = False
-    Console().print(made)
+    terminal.console().print(made)
     return 0
 
 
@@ -156,8 +158,6 @@ def _check(arguments: argparse.Namespace) -> int:
 def _split(arguments: argparse.Namespace) -> int:
     """Divide a data set by patient, check that no patient and no picture is in two parts, and write the result
     to a file. The part of a patient depends on that patient alone: adding data later moves nobody."""
-    from rich.console import Console
-
     from ambiseg._util.progress import reporting
     from ambiseg._util.tables import table
     from ambiseg.data.splits import EmptyPart, Split, check_leakage
@@ -187,7 +187,7 @@ def _split(arguments: argparse.Namespace) -> int:
     about = {"split": Path(arguments.out), "rule": str(split.rule), "fingerprint": split.fingerprint, "parts": sizes}
     if emit(arguments, about):
         rows = [(part, *(f"{number:,}" for number in of.values())) for part, of in sizes.items()]
-        console = Console(highlight=False, soft_wrap=True)
+        console = terminal.console(highlight=False, soft_wrap=True)
         console.print(table(("part", "patients", "cases"), rows))
         console.print(f"{split.rule}; fingerprint {split.fingerprint}")
         console.print(f"no patient and no picture is in two parts; written to {arguments.out}")
@@ -226,16 +226,20 @@ def _pairs(option: str, texts: list[str], parse: Any, expected: str) -> dict[str
 
 def _open(arguments: argparse.Namespace) -> Cases:
     """A data set by its name, or the folder, manifest or store at a path."""
+    from ambiseg._util.progress import reporting
     from ambiseg.data.config import DATASETS, NEEDS_ROOT, DataConfig, open_cases
     from ambiseg.settings import read_value
 
     options = _pairs("--set", arguments.options, read_value, "KEY=VALUE")
     name, root, known = arguments.data, None, sorted(set(DATASETS) - NEEDS_ROOT)
-    if name not in known:
+    if is_reference(name) and not Path(name).exists():  # a class of the user's, whose root is --set root=…
+        root = options.pop("root", None)
+    elif name not in known:
         path = Path(root := arguments.data)
         if not path.exists():
             raise DataError(f"{root}: expected {', '.join(known)} or an existing folder, found neither")
         inside = {"store.json": "store", "leftImg8bit": "cityscapes", "trainannot": "camvid"}
         found = next((kind for file, kind in inside.items() if (path / file).exists()), "folder")
         name = "arrays" if path.suffix == ".npz" else found
-    return open_cases(DataConfig(name=name, root=root, options=options))
+    with reporting("opening the data", arguments.quiet):
+        return open_cases(DataConfig(name=name, root=root, options=options))

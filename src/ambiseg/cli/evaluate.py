@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ambiseg._util import terminal
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.processes import first_process
 from ambiseg.cli.options import add_device, add_json, check_json, emit, placed
@@ -89,9 +90,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     if out is not None:
         found.save(out)
     if emit(arguments, found.to_json()):
-        from rich.console import Console
-
-        console = Console(highlight=False, markup=False)  # a folder's name may have brackets
+        console = terminal.console(highlight=False, markup=False)  # a folder's name may have brackets
         show(found, console)
         if out is not None:
             console.print(f"all numbers: {out}, {out.with_suffix('.csv').name}", soft_wrap=True)

@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ambiseg._util import terminal
 from ambiseg._util.errors import DataError
 from ambiseg.cli.options import add_json, check_json, emit
 
@@ -102,7 +103,8 @@ def _predict(arguments: argparse.Namespace) -> int:
     options = Options(**{field.name: getattr(arguments, field.name) for field in fields(Options)})
     found = find_inputs(arguments.images, arguments.dicom, out)
     todo = [one for one in found if target(out, one.name, existing) is not None]
-    predictor = Predictor(arguments.model, options, arguments.which, arguments.device)
+    with reporting("loading the model", arguments.quiet):
+        predictor = Predictor(arguments.model, options, arguments.which, arguments.device)
     failures, rows = [], []
     with reporting("predicting", arguments.quiet) as report:
         for i, (name, path) in enumerate(todo):
@@ -154,11 +156,9 @@ def _row(prediction: Prediction, folder: Path) -> dict[str, Any]:
 def _print(arguments: argparse.Namespace, rows: list[dict[str, Any]], failures: list[Any], skipped: int) -> None:
     if not emit(arguments, {"predictions": rows, "failures": failures, "skipped": skipped}):
         return
-    from rich.console import Console
-
     from ambiseg._util.tables import table
 
-    console = Console(markup=False)
+    console = terminal.console(markup=False)
     if rows:
         cells = []
         for row in rows[:_SHOWN]:

@@ -94,11 +94,12 @@ def evaluate(
     parts = opened.split
     if split not in parts.parts:
         raise ConfigError(f"{opened.folder / 'split.json'}: expected part {split!r}, found {', '.join(parts.parts)}")
-    model = opened.model(which)
-
-    from ambiseg.evaluation.loop import PartData, ScoringModule, score_part
-
     silent = quiet or not first_process()
+    with reporting("loading the model", silent):
+        model = opened.model(which)
+
+        from ambiseg.evaluation.loop import PartData, ScoringModule, score_part
+
     with reporting("preparing data", silent) as report:
         module = PartData(config, split=parts, part=split, progress=report)
         try:
@@ -123,9 +124,10 @@ def evaluate(
     about["region"] = scored_region(module, split, model.method.multiple)
     about |= {"unit": module.cases.unit, "annotator": module.cases.annotator}
     about |= {"protocol": protocol, "which": which, "weights": opened.digest(which), "seed": seed, "threads": threads}
-    return summarise(
-        scored, card.classes, rules.flips, card.stratum or "stratum", batch_size=config.eval_batch_size, **about
-    )
+    with reporting("computing intervals", silent):
+        return summarise(
+            scored, card.classes, rules.flips, card.stratum or "stratum", batch_size=config.eval_batch_size, **about
+        )
 
 
 def scored_region(data: DataModule, part: str, multiple: int) -> Region:

@@ -41,6 +41,7 @@ def report(
     from ambiseg._util.errors import ConfigError
     from ambiseg._util.extras import require
     from ambiseg._util.files import write_text
+    from ambiseg._util.progress import reporting
 
     require("train", "report")
     from ambiseg.evaluation import evaluate, evaluation_path, saved_evaluation
@@ -62,7 +63,9 @@ def report(
         evaluation = evaluate(opened, split, samples=SAMPLES, data=data, quiet=quiet)
         if not shipped:
             evaluation.save(evaluation_path(opened, split))
-    gallery = make_gallery(opened, evaluation, cases, samples, data, quiet) if cases else None
+    with reporting("choosing and drawing cases", quiet):
+        gallery = make_gallery(opened, evaluation, cases, samples, data, quiet) if cases else None
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(target, page(opened, evaluation, gallery, folder))
+    with reporting("drawing figures", quiet):
+        write_text(target, page(opened, evaluation, gallery, folder))
     return target

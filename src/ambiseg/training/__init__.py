@@ -19,6 +19,7 @@ from ambiseg._util.files import atomic_write, write_text
 from ambiseg._util.own import imported, is_reference
 from ambiseg._util.processes import first_process, quiet_lightning
 from ambiseg._util.progress import reporting
+from ambiseg._util.terminal import animated
 from ambiseg._util.text import count
 from ambiseg.config import Config, dump
 from ambiseg.data.case import Cases
@@ -59,11 +60,13 @@ def train(
         command: what the user typed, for the record.
     """
     require("train")
-    import lightning.pytorch as pl
+    show = not quiet and first_process()
+    with reporting("loading", not show):  # Lightning takes seconds
+        import lightning.pytorch as pl
 
-    from ambiseg.data.module import DataModule
-    from ambiseg.training.callbacks import Checkpoints, EpochLines, ProgressBar
-    from ambiseg.training.module import NonFiniteLoss, TrainingModule
+        from ambiseg.data.module import DataModule
+        from ambiseg.training.callbacks import Checkpoints, EpochLines, ProgressBar
+        from ambiseg.training.module import NonFiniteLoss, TrainingModule
 
     if not isinstance(config, Config):
         config = Config.from_recipe(config, settings)
@@ -77,7 +80,6 @@ def train(
         Run.claim(out)
     if is_reference(config.backbone.name) and not config.backbone.name.startswith(SMP):
         imported(config.backbone.name, "backbone.name")  # what cannot be imported is said before data are read
-    show = not quiet and first_process()
     with _threads(config.trainer.threads):
         with reporting("preparing data", not show) as progress:
             # A run goes on with its own split: one that is made anew may be another, if the rule or the data changed.
@@ -105,7 +107,7 @@ def train(
         module = TrainingModule(model, config, card.evaluated, recover=lambda epoch, step: _batch(data, epoch, step))
         callbacks: list[Any] = [Checkpoints(out)]
         callbacks += [EpochLines(config.trainer.epochs)] if show else []
-        callbacks += [ProgressBar()] if show and sys.stderr.isatty() else []
+        callbacks += [ProgressBar(console_kwargs={"stderr": True})] if show and animated() else []
         with quiet_lightning():
             trainer = _trainer(config, out, callbacks, several=len(module.groups) > 1)
             try:

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 
+from ambiseg._util import terminal
 from ambiseg._util.progress import progress
 from ambiseg._util.tables import table
 from ambiseg._util.text import count, percent, shape_text, some
@@ -79,10 +80,9 @@ def print_lines(result: CheckResult) -> None:
 
 def print_result(result: CheckResult) -> None:
     """Tables, then every kind of problem with its first files and its remedy."""
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console = terminal.console(width=None if sys.stdout.isatty() else 120, highlight=False)
 
     def line(text: str, style: str = "") -> None:
         console.print(Text(text, style=style), soft_wrap=True)
