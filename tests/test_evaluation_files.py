@@ -14,8 +14,10 @@ from ambiseg import MaskDistribution, ged, matched_iou
 from ambiseg._util.errors import DataError
 from ambiseg.cli import main
 from ambiseg.data.export import export
+from ambiseg.data.rules import Rule
 from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.shapes import Shapes
+from ambiseg.data.splits import Split
 from ambiseg.evaluation import evaluate_files
 from ambiseg.prediction import predict
 from tests.files import disc, save, save_nifti
@@ -248,7 +250,7 @@ def _nothing(predictions: Path, truth: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_drop, "predictions: expected masks of 2 cases, found none of 1: 'b'"),
+        (_drop, "predictions: expected masks of 2 cases, found none of 1: 'b'; --partial scores those that are there"),
         (_resize, "s2/a.png: expected 2×4 as its image a.png, found 4×4"),
         (_stray, "s1/c.png: expected masks as SAMPLE/CASE.png, CASE/SAMPLE.png, CASE.png or CASE.npz with a case of"),
         (_twice, "a.png: expected one file for sample 's1' of 'a', found a.bmp too"),
@@ -295,7 +297,7 @@ def test_one_line_names_the_file(damage, message, folders, capsys):
         (["--predictions", "predictions", "--truth", "truth", "--samples", "4"], "expected --samples with a RUN only"),
         (
             ["--predictions", "predictions", "--truth", "truth", "--split", "test"],
-            "expected a folder that declares a split",
+            "expected a folder that declares a split, found none; --split RUN/split.json takes the parts of a run",
         ),
         (["--predictions", "predictions", "--truth", "truth", "--protocol", "x"], "protocol: expected one of mose"),
         ([], "expected the folder of a run, or --predictions DIR --truth DIR, found neither"),
@@ -319,3 +321,41 @@ def test_command(folders, tmp_path, capsys):
     assert f"all numbers: {out}, scores [old].csv" in text
     assert json.loads(out.read_text())["settings"][0]["form"] == "files"
     assert (tmp_path / "scores [old].csv").is_file()
+
+
+def test_the_cases_that_are_there(folders, capsys):
+    predictions, truth = folders
+    for sample in ("s1", "s2"):
+        (predictions / sample / "b.png").unlink()
+    found = evaluate_files(predictions, truth, quiet=True, partial=True)
+    assert ([case.name for case in found.cases], found.unpredicted) == (["a"], 1)
+    assert found.cases[0].scores[found.settings[0].key]["ged"] == GED["a"]
+    assert main(["evaluate", "--predictions", str(predictions), "--truth", str(truth), "--partial"]) == 0
+    assert "scored 1 of 2 cases; the others have no prediction" in capsys.readouterr().out
+    assert evaluate_files(predictions, predictions, quiet=True, partial=True).unpredicted == 0
+    for sample in ("s1", "s2"):
+        (predictions / sample / "a.png").unlink()
+    with pytest.raises(DataError, match="expected masks of 2 cases, found none of 2"):
+        evaluate_files(predictions, truth, quiet=True, partial=True)
+
+
+def test_the_part_of_a_saved_split(folders, tmp_path, capsys):
+    predictions, truth = folders
+    for sample in ("s1", "s2"):
+        (predictions / sample / "b.png").unlink()
+    run = tmp_path / "run"
+    run.mkdir()
+    rule = Rule({"train": 0.5, "test": 0.5})
+    Split({"train": ("b",), "test": ("a",)}, "", rule).save(run / "split.json")
+    for split in (run, run / "split.json", f"{run / 'split.json'}:test"):
+        found = evaluate_files(predictions, truth, quiet=True, split=split)
+        assert ([case.name for case in found.cases], found.split, found.unpredicted) == (["a"], "test", 0)
+    with pytest.raises(DataError, match="expected masks of 1 case, found none of 1: 'b'"):
+        evaluate_files(predictions, truth, quiet=True, split=f"{run}:train")
+    with pytest.raises(DataError, match="expected part 'val', found train, test"):
+        evaluate_files(predictions, truth, quiet=True, split=f"{run}:val")
+    Split({"train": ("b",), "test": ("a", "c")}, "", rule).save(run / "split.json")
+    with pytest.raises(DataError, match=r"expected the 2 cases of test in .*, found none of 1: 'c'"):
+        evaluate_files(predictions, truth, quiet=True, split=run)
+    assert main(["evaluate", str(run), "--partial"]) == 2
+    assert "expected --partial with --predictions only" in capsys.readouterr().err

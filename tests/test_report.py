@@ -32,6 +32,7 @@ from ambiseg.reporting import curves, figures, report
 from ambiseg.reporting.gallery import Gallery, choose_cases, draw_samples, view_case
 from ambiseg.reporting.page import page, summary
 from ambiseg.runs import Run
+from ambiseg.viz.colours import class_colours
 from tests.pages import Reader, evaluation, known_modes, parsed
 
 
@@ -81,7 +82,9 @@ def test_the_page_is_whole_and_asks_nobody(html):
     linked = [a["href"] for a in reader.all("a", "use", "image") if "href" in a]
     assert linked
     assert all(link[1:] in ids if link.startswith("#") else link.startswith("data:image/") for link in linked)
-    assert all(image["src"].startswith("data:image/png;base64,") for image in reader.all("img"))
+    assert all(
+        image["src"].startswith(("data:image/png;base64,", "data:image/jpeg;base64,")) for image in reader.all("img")
+    )
     assert set(re.findall(r"url\((.)", html)) <= {"#", "d"}  # parts of the page, and data
     for forbidden in ("http:", "https:", "//www", "<script", "<link", "@import", "nan"):
         assert forbidden not in re.sub(r"base64,[A-Za-z0-9+/=]+", "", html), forbidden
@@ -113,6 +116,7 @@ def test_the_numbers_of_the_evaluation_are_on_it(html):
     for number in ("0.213", "0.203 to 0.223", "0.188", "0.176", "0.654", "0.432", "0.0876", "0.041 %", "0.700"):
         assert number in text, number
     assert "On 24 images of 7 patients, 16 masks drawn for each image are at a distance (GED) of 0.213" in text
+    assert "rests on 40 % of the scored pixels" in text
     assert "(95 % interval 0.203 to 0.223)" in text
     assert "Where 1 reader drew something, 70 % of the predicted weight is on empty masks; where 3 readers did" in text
     assert "Gao et al., ICLR 2023" in text
@@ -184,7 +188,7 @@ def test_figures_are_saved_for_papers(written):
 
     folder = written.parent / "figures"
     names = {"ged", "reliability", "experts", "empty", "training-loss", "training-validation", "training-schedules"}
-    names |= {"case-ambiguous", "case-best", "case-median", "case-worst"}
+    names |= {"case-example", "case-ambiguous", "case-best", "case-median", "case-worst"}
     assert {path.name for path in folder.iterdir()} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     for name in names:
         with Image.open(folder / f"{name}.png") as image:
@@ -260,13 +264,14 @@ def test_a_method_that_only_samples_has_one_row_of_masks(run):
     labels[:, 0, 8:24, 8:24] = 1
     batch: Any = argparse.Namespace(annotations=MaskDistribution(labels))
     case = found.cases[0]
-    view = view_case(Constant(), batch, np.zeros((1, 32, 32)), case, 2, 0, ["#000000", "#ffffff"])
+    tones = class_colours(["ground", "shape"], [1])
+    view = view_case(Constant(), batch, np.zeros((1, 32, 32)), case, 2, 0, tones)
     chosen = {kind: [case.name] for kind in ("ambiguous", "best", "median", "worst")}
-    gallery = Gallery(chosen, {case.name: view}, (0, 1), ["#000000", "#ffffff"])
+    gallery = Gallery(chosen, {case.name: view}, (0, 1), tones)
     reader = Reader(page(Run(run), found, gallery, None))
     alternatives = [image["alt"] for image in reader.all("img")]
     assert sum("of the model" in alt for alt in alternatives) == 6  # outline, four samples, mean
-    assert "Samples all samples most likely sample 1" in reader.text
+    assert "Samples all samples nothing marked most likely sample 1" in reader.text
     assert "shown under Most ambiguous" in reader.text
     assert {"3 of 4", "1 of 4"} <= {alt.split("mask of ")[-1].removesuffix(", empty") for alt in alternatives}
     assert "expert" not in reader.text.split("To reproduce it")[0].lower()
@@ -282,11 +287,14 @@ def test_numbers_without_a_value_are_dashes(run):
             case["scores"] = {key: dict.fromkeys(scores) for key, scores in case["scores"].items()}
 
     found = change(run, edit)
-    text = Reader(page(Run(run), found, None, None)).text
+    html = page(Run(run), found, None, None)
+    text = Reader(html).text
     assert "–" in text
     assert "nan" not in text.lower()
-    assert "GED) of no value from" in text
-    assert "IoU of 0.654 when" in text  # no interval of a single patient
+    assert "On 24 images of 7 patients nothing could be scored" in text
+    assert "GED was not measured: no image has a value." in text
+    assert "Calibration (ECE) was not measured" in text
+    assert not [svg for svg in Reader(html).all("svg") if "ged" in svg["aria-labelledby"]]  # no empty axes
     assert choose_cases(found.cases, "standard-16", 2)["best"] == [found.cases[0].name]
 
 
@@ -356,7 +364,7 @@ def test_only_the_cases_that_are_drawn_are_read(run, tmp_path, monkeypatch):
     made = report(run, cases=1, samples=1, quiet=True)
     drawn = {image["alt"].split(":")[0] for image in Reader(made.read_text()).all("img")}
     assert set(read) == drawn
-    assert len(drawn) <= 4 < len(Split.load(run / "split.json").parts["test"])
+    assert len(drawn) <= 5 < len(Split.load(run / "split.json").parts["test"])
     assert not list(tmp_path.glob("cache/**/*.bin"))
     read.clear()
     report(run, cases=0, quiet=True)
@@ -415,7 +423,7 @@ def test_curves_are_of_the_columns_that_the_method_logged(run, monkeypatch):
     drawn: dict[str, list[str]] = {}
 
     def note(name: str) -> Callable[..., None]:
-        return lambda figure, history, keys, *label: drawn.update({name + "".join(label): keys})
+        return lambda figure, history, keys, *label: drawn.update({name + "".join(label[:1]): keys})
 
     monkeypatch.setattr(curves, "curves", note(""))
     monkeypatch.setattr(curves, "schedules", note("schedules"))

@@ -41,8 +41,10 @@ def test_masks_have_the_colours_of_their_classes():
     assert shown[step, 0].tolist() == [0, 255, 0]
     assert shown[-1, -1].tolist() == list(rgb(VOID))
     probs = np.stack([np.full((2, 2), 0.25), np.full((2, 2), 0.75)])
-    assert pictures.probability(probs, ["#000000", "#ff0000"])[0, 0].tolist() == [255, 0, 0, 190]  # steps of 2 %
-    assert pictures.probability(probs, ["#000000", "#ff0000"], ground=False)[0, 0, 0] == 190  # mixed with class 0
+    assert pictures.probability(probs, ["#000000", "#ff0000"])[:, 0, 0].tolist() == [255, 0, 0, 191]
+    mixed = pictures.probability(probs, ["#000000", "#ff0000"], ground=False)
+    assert mixed[0, 0, 0] == 191  # with class 0
+    assert pictures.soft(mixed)[0, 0].tolist() == [190, 0, 0, 215]
 
 
 def test_outlines_that_coincide_take_turns():
@@ -73,9 +75,9 @@ def test_a_line_of_one_pixel_stays_whole_when_it_is_scaled_down(corners, side):
     drawn = Image.new("L", (150, 200))
     ImageDraw.Draw(drawn).line([(x, y) for y, x in corners], fill=1)
     labels = np.asarray(drawn)
-    neighbours = np.ones((3, 3))
     for pixels in (pictures.scaled(labels, side), pictures.laid(labels, ["#000000", "#ff0000"], side=side)[..., 3]):
-        assert label(pixels > 0, neighbours)[1] == 1
+        parts: Any = label(pixels > 0, np.ones((3, 3)))
+        assert parts[1] == 1
     assert (pictures.laid(labels, ["#000000", "#ff0000"], side=side)[..., 3] > 200).any()
 
 

@@ -65,7 +65,9 @@ class TrainerConfig(Settings):
     num_nodes: int = Field(default=1, ge=1, description="machines")
     strategy: str = Field(default="auto", description="auto, ddp and others that Lightning knows")
     precision: str = Field(
-        default="32-true", description="32-true, bf16-mixed, 16-mixed and others that Lightning knows"
+        default="auto",
+        description="auto: bf16-mixed on devices that have instructions for it, 32-true on others; or one of these, "
+        "16-mixed and others that Lightning knows",
     )
     accumulate: int = Field(default=1, ge=1, description="batches whose gradients are added before a step")
     channels_last: bool = Field(

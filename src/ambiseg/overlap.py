@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -285,8 +285,9 @@ def iou_cost(
         raise ValueError("iou_cost needs at least one foreground class, found a single class")
     with full_precision(logits):
         logits = at_least_float32(logits)
-        samples = (logits if probs else logits.softmax(2))[:, :, chosen].flatten(3)
-        said = regions.one_hot(C, samples.dtype)[:, :, chosen]
+        some = slice(1, C) if classes is None else chosen  # a list would be sent to the device first
+        samples = (logits if probs else logits.softmax(2))[:, :, some].flatten(3)
+        said = regions.one_hot(C, samples.dtype)[:, :, some]
         return iou_from_sums(regions.sum(samples), said, regions, smooth)
 
 
@@ -349,7 +350,8 @@ COSTS: dict[str, Cost] = {"iou": iou_cost, "ce": ce_cost}
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """No autocast: sums over thousands of pixels overflow half precision and lose the digits that couplings compare."""
-    return torch.autocast(x.device.type, enabled=False)
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def _prepare(logits: Tensor, annotations: Masks, regions: Regions | None) -> tuple[MaskDistribution, Regions]:

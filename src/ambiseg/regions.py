@@ -147,6 +147,10 @@ def _scatters(x: Tensor) -> bool:
     return x.is_cpu
 
 
+def _looks(x: Tensor) -> bool:
+    return x.is_cpu
+
+
 class _RegionSum(torch.autograd.Function):
     """``[B, R, P] -> [B, R, U]``, block by block of pixels: a running float32 sum of a million loses four digits."""
 
@@ -174,18 +178,24 @@ def partition(annotations: Masks, classes: int) -> Regions:
 
     Exact for any number of annotators and classes: every region is split by one annotator after another, and ids
     are made dense in between, so the table of (region, label) pairs stays small and nothing is sorted or hashed.
-    Annotators of weight 0 split nothing. On a GPU it waits for the device once per annotator, never once per image.
+    Annotators of weight 0 split nothing.
+
+    On the CPU U is the number of regions that there are. An accelerator would have to be waited for: there U is the
+    number that there may be, Cᴹ, if that is small, and otherwise it is waited for once.
     """
     annotations = as_masks(annotations)
     labels = annotations.class_ids(classes).flatten(2)
     B, M, P = labels.shape
     image = torch.arange(B, device=labels.device)[:, None]
-    index, count = labels.new_zeros(B, P), 1
+    index = dense = labels.new_zeros(B, P)
+    count = 1
     for m in range(M):
         pair = (image * count + index) * classes + labels[:, m]  # numbered through the whole batch
         seen = torch.zeros(B * count * classes, dtype=torch.long, device=labels.device)
         dense = seen.index_fill_(0, pair.flatten(), 1).view(B, -1).cumsum(1) - 1
         index = dense.flatten()[pair]
+        count = int(dense[:, -1].max()) + 1 if _looks(labels) else min(count * classes, P)
+    if not _looks(labels) and count > _FEW:
         count = int(dense[:, -1].max()) + 1
     if annotations.valid is not None:
         index = torch.where(annotations.valid.flatten(1), index, count)

@@ -2,7 +2,7 @@
 
 =====================  ============================================================================================
 ``config.yaml``        every setting, defaults included
-``run.json``           the data's classes and intensity, versions, seeds, the command
+``run.json``           the data's classes and intensity, precision, versions, seeds, the command
 ``split.json``         which case is in which part, with a fingerprint of the data
 ``metrics.csv``        one line per epoch
 ``best.safetensors``   weights of the epoch with the smallest validation GED; of the last until one was validated
@@ -175,8 +175,18 @@ class Run:
             self.card = replace(self.card, reading=Reading(options.get("axes"), options.get("axis"), convert))
 
     @staticmethod
-    def create(folder: str | os.PathLike[str], config: Config, card: Card, split: Split, command: list[str]) -> Run:
-        """Make the folder and write what is known before the first step; ``run.json`` comes last."""
+    def create(
+        folder: str | os.PathLike[str],
+        config: Config,
+        card: Card,
+        split: Split,
+        command: list[str],
+        precision: str | None = None,
+    ) -> Run:
+        """Make the folder and write what is known before the first step; ``run.json`` comes last.
+
+        ``precision`` is the one used, where the configuration may say ``auto``.
+        """
         folder = Run.claim(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "config.yaml", configuration.dump(config))
@@ -186,6 +196,7 @@ class Run:
             "command": command,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "seed": config.seed,
+            "precision": precision or config.trainer.precision,
             "data": card_as_json(card),
             "split": {"fingerprint": split.fingerprint, "rule": str(split.rule)},
             "versions": versions(),
@@ -212,6 +223,11 @@ class Run:
     def digest(self, which: Which = "best") -> str:
         """Hash of the weights: an evaluation with another hash is out of date."""
         return hashlib.blake2b(self._weights(which).read_bytes(), digest_size=16).hexdigest()
+
+    @property
+    def precision(self) -> str:
+        """The precision that the run was begun with; before it was recorded, it was that of the configuration."""
+        return self.about.get("precision", self.config.trainer.precision)
 
     @property
     def split(self) -> Split:

@@ -101,6 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.notes and not chosen.quiet:
         print(f"ambiseg: {', '.join(chosen.notes)}", file=sys.stderr)
     own.FOLDERS[:] = [os.getcwd()]  # where a module:Class of a setting may be
+    _spin_briefly()
     try:
         if not getattr(chosen, "light", False):
             with _patience():
@@ -123,6 +124,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text = f"{known.filename}: {known.strerror}"
         print(f"ambiseg: {text}", file=sys.stderr)
         return 2
+
+
+# What a user may have decided about waiting threads, and what is decided here: GNU's OpenMP, and Intel's and LLVM's.
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+_BRIEFLY = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "1"}
+
+
+def _spin_briefly() -> None:
+    """Let threads that wait for each other give up their core soon, before PyTorch is imported, which reads this once.
+
+    By default they spin for milliseconds. On a machine with other work that keeps the thread they wait for from its
+    core, and two threads are slower than one. Not to spin at all is slow on an idle machine.
+    """
+    if "torch" not in sys.modules and not any(name in os.environ for name in _WAITING):
+        os.environ.update(_BRIEFLY)
 
 
 @contextmanager

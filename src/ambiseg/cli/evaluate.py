@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ambiseg._util import terminal
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.processes import first_process
+from ambiseg._util.text import some
 from ambiseg.cli.options import add_device, add_json, check_json, emit, placed
 from ambiseg.cli.scores import show
 
@@ -24,7 +25,10 @@ examples:
   ambiseg evaluate runs/demo --whole                        whole images, where the run scores their middle
   ambiseg evaluate runs/demo --devices 4                    four processes; the numbers are the same
   ambiseg evaluate runs/mine --root /new/place/of/scans     the data have moved
+  ambiseg evaluate runs/f1 runs/f2 runs/f3 --out folds.json pool the folds of a cross-validation
   ambiseg evaluate --predictions masks/ --truth scans/      masks that predict or another tool wrote
+  ambiseg evaluate --predictions masks/ --truth scans/ --split runs/mine/split.json   of the test part of a run
+  ambiseg evaluate --predictions masks/ --truth scans/ --partial                      of the cases that are there
 
 For a run, RUN/evaluation-SPLIT.json and .csv are written; for mask files nothing, unless --out names a file.
 Predicted masks are what `ambiseg predict` wrote; or DIR/SAMPLE/CASE.png or DIR/CASE/SAMPLE.png, in any format of a
@@ -46,8 +50,11 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
         formatter_class=formatter,
         allow_abbrev=False,
     )
-    made.add_argument("model", nargs="?", metavar="RUN", help="the folder of a run, or demo")
-    made.add_argument("--split", metavar="PART", help="train, val or test (default: test; for files: all)")
+    made.add_argument("model", nargs="*", metavar="RUN", help="the folder of a run, or demo; several folds are pooled")
+    part = (
+        "train, val or test (default: test; for files: all); for files also RUN/split.json, whose test part is scored"
+    )
+    made.add_argument("--split", metavar="PART", help=part)
     made.add_argument("--samples", nargs="+", type=int, metavar="N", help="masks per image (default: 16)")
     made.add_argument("--form", nargs="+", metavar="FORM", help="standard, compact (default: all that the method has)")
     made.add_argument("--protocol", metavar="NAME", help="how masks are scored (default: the run's or a new run's)")
@@ -63,6 +70,8 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     made.add_argument("--threads", type=int, metavar="T", help="per process; may change the last digit (default: 1)")
     made.add_argument("--predictions", metavar="DIR", help="score these masks instead of a run")
     made.add_argument("--truth", metavar="DIR", help="the readers' masks, for --predictions")
+    partial = "score the cases that have a prediction, and say how many have none"
+    made.add_argument("--partial", action="store_true", default=None, help=partial)
     made.add_argument("--out", metavar="FILE", help="write the JSON here, and the CSV beside it")
     add_json(made)
     made.add_argument("--quiet", action="store_true", help="print nothing but errors")
@@ -74,13 +83,15 @@ _DATA = {"root": "root", "batch_size": "eval_batch_size", "workers": "workers"} 
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    given = {name: value for name, value in vars(arguments).items() if value is not None}
+    given = {name: value for name, value in vars(arguments).items() if value is not None and value != []}
     check_json(arguments)
     files = given.keys() & {"predictions", "truth"}
     if not files and "model" not in given:
         raise ConfigError("evaluate: expected the folder of a run, or --predictions DIR --truth DIR, found neither")
     if files and "model" in given:
         raise ConfigError("evaluate: expected RUN, or --predictions and --truth, found both")
+    if "partial" in given and not files:
+        raise ConfigError("evaluate: expected --partial with --predictions only, found it with a RUN")
     if len(files) == 1:
         raise ConfigError("evaluate: expected --predictions and --truth together, found one of them")
     found, out = _score_files(given) if files else _score_run(given)
@@ -100,7 +111,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 def _score_files(given: dict[str, Any]) -> tuple[Evaluation, Path | None]:
     from ambiseg.evaluation import evaluate_files
 
-    options = {name: given[name] for name in ("protocol", "split", "quiet") if name in given}
+    options = {name: given[name] for name in ("protocol", "split", "quiet", "partial") if name in given}
     for name in (*_OPTIONS, "form", "whole", *_DATA):
         if name in given and name not in options:
             option = f"--{name.replace('_', '-')}"
@@ -112,14 +123,16 @@ def _score_run(given: dict[str, Any]) -> tuple[Evaluation, Path | None]:
     from ambiseg.evaluation import evaluate, evaluation_path
     from ambiseg.runs import is_shipped, open_run
 
-    run = open_run(given["model"])
+    runs = [open_run(model) for model in given["model"]]
     if not given["quiet"] and first_process():
-        print(f"evaluating {given['model']} on its {given.get('split', 'test')} part", file=sys.stderr, flush=True)
+        names = some(given["model"])
+        print(f"evaluating {names} on the {given.get('split', 'test')} part", file=sys.stderr, flush=True)
     options: dict[str, Any] = placed(given["device"]) if "device" in given else {}
     options |= {name: given[name] for name in _OPTIONS if name in given and name != "device"}
     if options.get("devices", "").isdigit():
         options["devices"] = int(options["devices"])
     data = {key: given[name] for name, key in _DATA.items() if name in given}
     data |= {"eval_size": None} if "whole" in given else {}
-    found = evaluate(run, forms=given.get("form"), data=data, **options)
-    return found, None if is_shipped(given["model"]) else evaluation_path(run, found.split)
+    found = evaluate(runs, forms=given.get("form"), data=data, **options)
+    saved = len(runs) == 1 and not is_shipped(given["model"][0])
+    return found, evaluation_path(runs[0], found.split) if saved else None

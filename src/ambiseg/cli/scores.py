@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from ambiseg._util.tables import table
-from ambiseg._util.text import count, percent
+from ambiseg._util.text import count, percent, some
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,6 +41,13 @@ def show(found: Evaluation, console: Console) -> None:
     sizes = f"{count(found.images, 'image')} of {count(found.patients, found.unit)}"
     title = f"{found.run}: {found.split} of {found.data}, {sizes}, protocol {found.protocol}{weights}"
     console.print(title, style="bold", soft_wrap=True)
+    if found.unpredicted:
+        of = count(found.images + found.unpredicted, "case")
+        console.print(f"scored {found.images:,} of {of}; the others have no prediction", soft_wrap=True)
+    if found.folds is not None:
+        console.print(str(found.folds), soft_wrap=True)
+        if found.folds.differing:
+            console.print(f"settings that differ between the runs: {some(found.folds.differing, 8)}", soft_wrap=True)
     _show_region(found, console)
     console.print()
     if found.anchors:

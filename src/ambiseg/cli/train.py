@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import sys
 import textwrap
@@ -11,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ambiseg._util.errors import ConfigError
-from ambiseg._util.processes import first_process
+from ambiseg._util.processes import first_process, program
 from ambiseg._util.text import count
 from ambiseg.cli.options import add_device, add_json, check_json, emit, placed
 
 EXAMPLES = """\
 examples:
-  ambiseg train demo                                        about ten minutes on two cores
+  ambiseg train demo                                        about five minutes on two cores
   ambiseg train demo --model.samples 8 --trainer.epochs 10  the same with other settings
   ambiseg train my.yaml --data.root scans/ --out runs/mine  a recipe of your own
   ambiseg train lidc --trainer.devices 4 --trainer.num_nodes 2 --trainer.strategy ddp
@@ -94,7 +95,8 @@ def _train(arguments: argparse.Namespace) -> int:
     history = run.history
     if emit(arguments, {"run": out, "epochs": len(history), "best": best_row(history), "last": history[-1]}):
         print(outcome(history, config.trainer.check_every, config.data.eval_size))
-        print(f"next: ambiseg evaluate {out}    ambiseg report {out}")
+        typed, folder = program(), shlex.quote(str(out))
+        print(f"next: {typed} evaluate {folder}    {typed} report {folder}")
     return 0
 
 

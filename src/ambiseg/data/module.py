@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import numpy as np
+import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
@@ -192,6 +193,10 @@ class DataModule(LightningDataModule):
             persistent_workers=workers > 0,
             pin_memory=trainer is not None and trainer.strategy.root_device.type == "cuda",
         )
+
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        """While a GPU computes: Lightning would wait for everything that is not a plain tensor."""
+        return batch.to(device, non_blocking=device.type == "cuda")
 
     def _place(self) -> tuple[int, int]:
         trainer = self.trainer

@@ -23,7 +23,7 @@ from ambiseg.config import Config
 from ambiseg.evaluation.anchors import constant_mask
 from ambiseg.evaluation.files import evaluate_files
 from ambiseg.evaluation.results import METRICS, Evaluation, Region
-from ambiseg.evaluation.scoring import ScoringRules, score_batch
+from ambiseg.evaluation.scoring import ScoredCase, ScoringRules, score_batch
 from ambiseg.evaluation.summary import summarise
 from ambiseg.methods.drawing import FORMS
 from ambiseg.metrics import PROTOCOLS
@@ -38,7 +38,7 @@ __all__ = ["METRICS", "Evaluation", "evaluate", "evaluate_files", "evaluation_pa
 
 
 def evaluate(
-    run: str | os.PathLike[str] | Run,
+    run: str | os.PathLike[str] | Run | Sequence[str | os.PathLike[str] | Run],
     split: str = "test",
     samples: Sequence[int] = (16,),
     forms: Sequence[str] | None = None,
@@ -59,7 +59,8 @@ def evaluate(
     the same in any number of processes, so the numbers are too, to the last bit.
 
     Args:
-        run: the folder of a run, or ``"demo"``.
+        run: the folder of a run, or ``"demo"``; or several, the folds of one cross-validation (``data.fold``), whose
+            test parts are pooled: see :func:`~ambiseg.evaluation.pooling.pool`.
         split: a part of the run's frozen split. The data must be those that were split.
         samples: numbers N of masks per image.
         forms: ``standard`` (N equally likely masks) and ``compact`` (the same number of every stratum, weighted;
@@ -75,6 +76,44 @@ def evaluate(
         quiet: no progress.
     """
     require("train")
+    options = {"split": split, "samples": samples, "forms": forms, "protocol": protocol, "which": which, "seed": seed}
+    options |= {"data": data, "accelerator": accelerator, "devices": devices, "num_nodes": num_nodes}
+    options |= {"threads": threads, "quiet": quiet}
+    runs = [run] if isinstance(run, (str, os.PathLike, Run)) else list(run)
+    if len(runs) == 1:
+        scored, about = _score_run(runs[0], **options)
+        with reporting("computing intervals", quiet or not first_process()):
+            return summarise(scored, **about)
+    if not runs:
+        raise ConfigError("evaluate: expected a run or the folds of a cross-validation, found none")
+    if split != "test":
+        raise ConfigError(f"evaluate: expected --split test for several folds, found {split!r}")
+    if str(devices) != "1" or num_nodes != 1:
+        raise ConfigError(f"evaluate: expected one device for several folds, found {devices} on {num_nodes} machines")
+
+    from ambiseg.evaluation.pooling import check_folds, pool
+
+    opened = [each if isinstance(each, Run) else open_run(each) for each in runs]
+    folds = check_folds(opened)
+    return pool(folds, {str(each.folder): _score_run(each, **options) for each in opened})
+
+
+def _score_run(
+    run: str | os.PathLike[str] | Run,
+    split: str,
+    samples: Sequence[int],
+    forms: Sequence[str] | None,
+    protocol: str | None,
+    which: Which,
+    seed: int,
+    data: Mapping[str, Any] | None,
+    accelerator: str,
+    devices: int | str,
+    num_nodes: int,
+    threads: int,
+    quiet: bool,
+) -> tuple[list[ScoredCase], dict[str, Any]]:
+    """Every image of a part with its scores, and the other arguments of :func:`summarise`."""
     opened = run if isinstance(run, Run) else open_run(run)
     card = opened.card
     protocol = opened.config.evaluation.protocol if protocol is None else protocol
@@ -93,7 +132,10 @@ def evaluate(
     config = validate(Config, {**dict(opened.config), "data": changed}).data
     parts = opened.split
     if split not in parts.parts:
-        raise ConfigError(f"{opened.folder / 'split.json'}: expected part {split!r}, found {', '.join(parts.parts)}")
+        known = ", ".join(parts.parts)
+        hint = "; the data have no test part: --split val scores the part that chose the weights, and training with "
+        hint = f"{hint}--data.split hash divides the data anew" if split == "test" and "val" in parts.parts else ""
+        raise ConfigError(f"{opened.folder / 'split.json'}: expected part {split!r}, found {known}{hint}")
     silent = quiet or not first_process()
     with reporting("loading the model", silent):
         model = opened.model(which)
@@ -124,10 +166,8 @@ def evaluate(
     about["region"] = scored_region(module, split, model.method.multiple)
     about |= {"unit": module.cases.unit, "annotator": module.cases.annotator}
     about |= {"protocol": protocol, "which": which, "weights": opened.digest(which), "seed": seed, "threads": threads}
-    with reporting("computing intervals", silent):
-        return summarise(
-            scored, card.classes, rules.flips, card.stratum or "stratum", batch_size=config.eval_batch_size, **about
-        )
+    about |= {"classes": card.classes, "flips": rules.flips, "stratum": card.stratum or "stratum"}
+    return scored, {**about, "batch_size": config.eval_batch_size}
 
 
 def scored_region(data: DataModule, part: str, multiple: int) -> Region:

@@ -24,6 +24,7 @@ from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.folder.layout import SPLITS
 from ambiseg.data.sets.folder.manifest import find_manifest
 from ambiseg.data.sets.folder.settings import FolderSettings
+from ambiseg.data.splits import Split
 from ambiseg.evaluation.results import Evaluation, Region
 from ambiseg.evaluation.scoring import ScoringRules, score_masks
 from ambiseg.evaluation.summary import summarise
@@ -39,8 +40,9 @@ def evaluate_files(
     predictions: str | os.PathLike[str],
     truth: str | os.PathLike[str],
     protocol: str | None = None,
-    split: str | None = None,
+    split: str | os.PathLike[str] | None = None,
     quiet: bool = False,
+    partial: bool = False,
 ) -> Evaluation:
     """Score a folder of predicted masks.
 
@@ -52,8 +54,10 @@ def evaluate_files(
             classes 255 means class 1 as well, unless it is the truth's void value. An ``ambiseg.json`` may change that.
         truth: a data folder, or its masks alone, ``<reader>/<case>.png``.
         protocol: a key of ``PROTOCOLS``; ``None``: the default of ``evaluation.protocol``.
-        split: score only the cases that the truth declares to be of this part; ``None``: all.
+        split: score only the cases that the truth declares to be of this part; or the file of a saved split (or the
+            folder of a run), whose test part is scored, or with ``:val`` after it another; ``None``: all.
         quiet: no progress.
+        partial: leave out cases without a prediction, which are otherwise an error; ``unpredicted`` counts them.
 
     >>> import numpy as np
     >>> from PIL import Image
@@ -70,28 +74,54 @@ def evaluate_files(
         found = "a file" if source.exists() else "no such folder"
         raise DataError(f"{source}: expected a folder of predicted masks, found {found}")
     readers = open_truth(truth, quiet)
-    wanted = range(len(readers))
-    if split is not None:
-        if readers.declared is None:
-            raise DataError(f"{os.fspath(truth)}: expected a folder that declares a split, found none")
-        if split not in readers.declared:
-            known = ", ".join(dict.fromkeys(readers.declared))
-            raise DataError(f"{os.fspath(truth)}: expected a part of the split ({known}), found {split!r}")
-        wanted = [i for i in wanted if readers.declared[i] == split]
+    part, wanted = _part(readers, truth, split)
     protocol = EvaluationConfig().protocol if protocol is None else protocol
     rules = ScoringRules(protocol, readers.evaluated, len(readers.classes))
-    predicted = PredictedMasks(source, readers, [readers.names[i] for i in wanted])
+    predicted = PredictedMasks(source, readers, [readers.names[i] for i in wanted], partial)
+    total, wanted = len(wanted), [i for i in wanted if readers.names[i] in predicted.names]
     scored, most = [], 0
     for i in progress(wanted, len(wanted), "scoring", quiet):
         case = readers[i]
         masks = predicted.of(case)
         scored.append(score_masks(masks, _distribution(case), case.name, case.patient, rules, "files"))
         most = max(most, masks.count)
-    about = {"run": str(source), "split": split or "all", "data": readers.title, "evaluated": list(readers.evaluated)}
+    about = {"run": str(source), "split": part, "data": readers.title, "evaluated": list(readers.evaluated)}
+    about["unpredicted"] = total - len(wanted)
     about |= {"unit": readers.unit, "annotator": readers.annotator, "region": Region(kind="whole")}
     about |= {"which": "files", "weights": "", "seed": 0, "threads": torch.get_num_threads(), "batch_size": 1}
     scored = [one.renamed("files", f"files-{most}") for one in scored]
     return summarise(scored, readers.classes, protocol=protocol, **about)
+
+
+_Part = tuple[str, list[int]]
+
+
+def _part(readers: Folder, truth: str | os.PathLike[str], split: str | os.PathLike[str] | None) -> _Part:
+    """The name of the part that is scored, and the numbers of its cases."""
+    everything, place = list(range(len(readers))), os.fspath(truth)
+    if split is None:
+        return "all", everything
+    text = os.fspath(split)
+    head, _, tail = text.rpartition(":")
+    for file, part in ((text, "test"), (head, tail)):
+        path = Path(file) / "split.json" if file and Path(file).is_dir() else Path(file)
+        if file and path.is_file():
+            saved = Split.load(path)
+            if part not in saved.parts:
+                raise DataError(f"{path}: expected part {part!r}, found {', '.join(saved.parts)}")
+            number = {name: i for i, name in enumerate(readers.names)}
+            if missing := [name for name in saved.parts[part] if name not in number]:
+                found = f"found none of {len(missing)}: {some([repr(name) for name in missing])}"
+                raise DataError(f"{place}: expected the {len(saved.parts[part])} cases of {part} in {path}, {found}")
+            return part, sorted(number[name] for name in saved.parts[part])
+    declared = readers.declared
+    if declared is None:
+        hint = "--split RUN/split.json takes the parts of a run"
+        raise DataError(f"{place}: expected a folder that declares a split, found none; {hint}")
+    if text not in declared:
+        known = ", ".join(dict.fromkeys(declared))
+        raise DataError(f"{place}: expected a part of the split ({known}) or the file of a split, found {text!r}")
+    return text, [i for i in everything if declared[i] == text]
 
 
 def _distribution(case: Case) -> MaskDistribution:
@@ -159,9 +189,10 @@ class PredictedMasks:
         root: the folder of the predictions.
         readers: the truth. A scan of several slices is one file and several cases.
         names: the cases that are scored.
+        partial: leave out those without a mask; ``names`` has the others.
     """
 
-    def __init__(self, root: Path, readers: Folder, names: list[str]) -> None:
+    def __init__(self, root: Path, readers: Folder, names: list[str], partial: bool = False) -> None:
         self.root, self._classes = root, len(readers.classes)
         entry_of = {entry.image: entry for entry in readers.entries}
         scan_of = {name: entry_of[readers.file_of(i)] for i, name in enumerate(readers.names)}
@@ -171,9 +202,14 @@ class PredictedMasks:
         self._samples: dict[str, dict[str, Path]] = {}  # by scan, then by sample
         self._weights: dict[str, dict[str, float]] = {}
         self._find_files(written := self._find_written())
-        if missing := [name for name in names if name not in self._npz and scan_of[name].name not in self._samples]:
+        missing = [name for name in names if name not in self._npz and scan_of[name].name not in self._samples]
+        if missing and (len(missing) == len(names) or not partial):
             expected = f"expected masks of {count(len(names), 'case')}"
-            raise DataError(f"{root}: {expected}, found none of {len(missing)}: {some([repr(n) for n in missing])}")
+            hint = "" if len(missing) == len(names) else "; --partial scores those that are there"
+            listed = f"{len(missing)}: {some([repr(n) for n in missing])}"
+            raise DataError(f"{root}: {expected}, found none of {listed}{hint}")
+        names = [name for name in names if name not in missing]
+        self.names = set(names)
         wanted = {scan_of[name].name for name in names if name not in self._npz}
         self._samples = {name: by for name, by in self._samples.items() if name in wanted}
         if (path := root / WEIGHTS).is_file() and root not in written:

@@ -244,6 +244,29 @@ class Modes(ModeShares):
     correlation: Number = None  # of the probabilities of the modes and the weights of their strata
 
 
+class Folds(_Record):
+    """Which folds of a cross-validation were pooled, and the run of each.
+
+    >>> print(Folds(count=3, folds=[1, 3], runs=["runs/f1", "runs/f3"]))
+    folds 1 and 3 of 3; missing: 2
+    """
+
+    count: int
+    folds: list[int]
+    runs: list[str]
+    differing: list[str] = []  # settings that are not the same in all runs
+
+    @property
+    def missing(self) -> list[int]:
+        return [k for k in range(1, self.count + 1) if k not in self.folds]
+
+    def __str__(self) -> str:
+        if not self.missing:
+            return f"all {self.count} folds"
+        listed = " and ".join(filter(None, [", ".join(map(str, self.folds[:-1])), str(self.folds[-1])]))
+        return f"folds {listed} of {self.count}; missing: {', '.join(map(str, self.missing))}"
+
+
 class Evaluation(_Record):
     """All numbers of an evaluation.
 
@@ -263,6 +286,8 @@ class Evaluation(_Record):
         strata: mean weight of each stratum, over all images and by bucket; ``None`` for methods without strata.
         modes: for data of known modes; else ``None``.
         cases: every image with its scores.
+        folds: of a cross-validation, where several runs were pooled; else ``None``.
+        unpredicted: for mask files, number of cases that were left out because they have none.
     """
 
     run: str
@@ -288,6 +313,8 @@ class Evaluation(_Record):
     strata: Strata | None
     modes: Modes | None = None
     cases: list[CaseScores]
+    folds: Folds | None = None
+    unpredicted: int = 0
 
     def setting(self, form: str, samples: int) -> SettingScores:
         """The averages of one form and number of samples."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.text import did_you_mean
-from ambiseg.masks import MaskDistribution
+from ambiseg.masks import MaskDistribution, exact
 from ambiseg.methods.schedules import Schedule
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.features import Backbone
@@ -223,6 +223,7 @@ class Method(nn.Module, ABC):
         Config: its settings, a :class:`MethodConfig` whose ``method`` is the key in ``METHODS``.
         stratum: what a stratum is called in tables, pictures and file names; empty for methods without strata,
             required of those with.
+        terms: what the terms of its loss are, by their names in ``metrics.csv``; the report shows it.
         annotations: which policies of ``data.annotations`` it can be trained with; the first is its default.
         uses_backbone: whether the ``backbone`` section says anything to it.
         incoherent: why one draw cannot be the same in all windows of an image and all slices of a volume, as one line;
@@ -232,6 +233,7 @@ class Method(nn.Module, ABC):
 
     Config: ClassVar[type[MethodConfig]]
     stratum: ClassVar[str] = ""
+    terms: ClassVar[Mapping[str, str]] = {}
     annotations: ClassVar[tuple[str, ...]] = ("all", "random", "once")
     uses_backbone: ClassVar[bool] = True
     incoherent: ClassVar[str] = ""
@@ -376,11 +378,11 @@ class _WindowedStrata(_Windowed, Stratified):
         self, method: Method, first: Predictive, image: Tensor, windows: Windows, step: Step | None = None
     ) -> None:
         super().__init__(method, first, image, windows, step)
-        total, area = torch.zeros((), device=image.device), 0.0
+        total = area = torch.zeros((), device=image.device)
         for tile, part in self._parts():
             assert isinstance(part, Stratified)
-            total, area = total + part.weights * tile.weights.sum(), area + float(tile.weights.sum())
-        self.weights = total / area
+            total, area = total + part.weights * tile.weights.sum(), area + exact(tile.weights.sum())
+        self.weights = total / area.to(total.dtype)
 
     def noise(self, n: int, generator: torch.Generator | None = None, size: tuple[int, int] | None = None) -> Noise:
         return Stratified.noise(self, n, generator, self.padded)

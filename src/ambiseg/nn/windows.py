@@ -160,8 +160,8 @@ def stitched(backbone: Backbone, image: Tensor, windows: Windows, step: Step | N
             raise ValueError("expected a backbone whose last features are dense, found one that stops before them")
         tile.add(dense.permute(2, 0, 1), features.dense[0])
         (down, across), shape = _cuts_at(windows, tile), features.gate.shape[2:]
-        coarse = [_shrunk(w.to(image.device), n) for w, n in zip((down, across), shape, strict=True)]
-        pooled += torch.einsum("gyx,y,x->g", features.gate[0].float(), *coarse)
+        coarse = [_shrunk(w, n) for w, n in zip((down, across), shape, strict=True)]  # on the CPU: nobody waits
+        pooled += torch.einsum("gyx,y,x->g", features.gate[0].float(), *(w.to(image.device) for w in coarse))
         mass += float(coarse[0].sum() * coarse[1].sum())
         if step is not None:
             step()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ambiseg.runs import best_row
-from ambiseg.viz.colours import INK, SERIES
+from ambiseg.viz.colours import INK, OTHERS, SERIES, SOFT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,17 +53,66 @@ def columns(history: History, scheduled: Container[str]) -> Columns:
     return found
 
 
+class Change(NamedTuple):
+    """A scheduled setting that moved: new values hold from epoch ``first`` on, the last of them from ``last`` on."""
+
+    name: str
+    first: int
+    last: int
+    before: float
+    after: float
+
+    @property
+    def label(self) -> str:
+        """Such as ``capacity 0.03 → 1``."""
+        return f"{_name(self.name)} {self.before:.2g} → {self.after:.2g}"
+
+    @property
+    def when(self) -> str:
+        """Such as ``at epoch 4``."""
+        return f"at epoch {self.first}" if self.first == self.last else f"in epochs {self.first} to {self.last}"
+
+
+def changes(history: History, scheduled: Iterable[str]) -> list[Change]:
+    """When each of the ``scheduled`` settings moved; epochs in a row are one change.
+
+    >>> changes([{"epoch": e, "tau": tau} for e, tau in enumerate((1, 1, 2, 3, 3), 1)], ["tau"])
+    [Change(name='tau', first=3, last=4, before=1, after=3)]
+    """
+    found: list[Change] = []
+    for key in scheduled:
+        rows = [(int(row["epoch"]), row[key]) for row in history if math.isfinite(row.get(key, math.nan))]
+        for (_, before), (epoch, after) in itertools.pairwise(rows):
+            if before == after:
+                continue
+            if found and (found[-1].name, found[-1].last) == (key, epoch - 1):
+                found[-1] = found[-1]._replace(last=epoch, after=after)
+            else:
+                found.append(Change(key, epoch, epoch, before, after))
+    return found
+
+
 def best_epoch(history: History) -> int | None:
     """The epoch whose weights were kept: the first with the smallest validation GED."""
     best = best_row(history)
     return None if best is None else int(best["epoch"])
 
 
-def curves(figure: Figure, history: History, keys: Sequence[str], label: str) -> None:
-    """Several columns of the history on one axis."""
+def curves(figure: Figure, history: History, keys: Sequence[str], label: str, changes: Sequence[Change] = ()) -> None:
+    """Several columns of the history on one axis, with a line where a setting changed."""
     axes = figure.add_subplot()
     for key, colour in zip(keys, SERIES, strict=False):
         _line(axes, history, key, colour)
+    levels: list[float] = []  # where the label of the last change on each line of text ends
+    for change in changes:
+        start, end = change.first - 0.5, change.last - 0.5
+        if end > start:
+            axes.axvspan(start, end, color=OTHERS, alpha=0.25, linewidth=0)
+        axes.axvline(start, color=SOFT, linewidth=1.2, linestyle=(0, (1, 1.5)))
+        line = next((i for i, taken in enumerate(levels) if taken < start), len(levels))
+        levels[line:] = [start + 0.5 * (history[-1]["epoch"] - history[0]["epoch"])]
+        place = axes.get_xaxis_transform()
+        axes.text(start, 1.01 + 0.06 * line, change.label, transform=place, size=7.5, color=SOFT, ha="center")
     axes.set_ylabel(label)
     _finish(axes, history)
     figure.legend(loc="outside upper left", ncols=3, columnspacing=1.2)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ambiseg._util.files import atomic_write
-from ambiseg.evaluation.results import Evaluation, Modes, SettingScores, Strata
+from ambiseg.evaluation.results import EmptyMasks, Evaluation, Modes, SettingScores, Strata
+from ambiseg.reporting.terms import Standing
 from ambiseg.viz.colours import BRIGHT, INK, LINE, OTHERS, PAPER, SERIES, SOFT, VARIABLES
 from ambiseg.viz.page import safe, share
 
@@ -87,6 +88,16 @@ class Figures:
     def plot(self, name: str, draw: Callable[..., None], *data: Any, size: tuple[float, float] = HALF) -> Plot:
         """``draw(figure, *data)`` as a part of the page."""
         from matplotlib import rcParams
+
+        figure = self.file(name, draw, *data, size=size)
+        content = io.BytesIO()
+        rcParams["svg.fonttype"] = "none"  # letters are text in the page, and shapes in a file of its own
+        figure.savefig(content, format="svg", transparent=True, metadata=_NO_METADATA)
+        rcParams["svg.fonttype"] = "path"
+        return Plot(name, *_inline(content.getvalue().decode(), f"figure-{name}"))
+
+    def file(self, name: str, draw: Callable[..., None], *data: Any, size: tuple[float, float] = HALF) -> Figure:
+        """The same as files only."""
         from matplotlib.figure import Figure
 
         figure = Figure(size, layout="constrained")
@@ -94,11 +105,7 @@ class Figures:
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # the same positions in every file
         self.save(figure, name)
-        content = io.BytesIO()
-        rcParams["svg.fonttype"] = "none"  # letters are text in the page, and shapes in a file of its own
-        figure.savefig(content, format="svg", transparent=True, metadata=_NO_METADATA)
-        rcParams["svg.fonttype"] = "path"
-        return Plot(name, *_inline(content.getvalue().decode(), f"figure-{name}"))
+        return figure
 
     def save(self, figure: Figure, name: str) -> None:
         """``name.png`` of 300 dpi and ``name.svg``, on white, the same bytes each time."""
@@ -130,6 +137,26 @@ def _inline(svg: str, name: str) -> tuple[str, str]:
 # -- the result -------------------------------------------------------------------------------------------------------
 
 
+def anchors(figure: Figure, standings: Sequence[Standing], end: float) -> None:
+    """The model's GED on one scale with what it is compared with."""
+    axes = figure.add_subplot()
+    y = np.arange(len(standings))[::-1]
+    for height, row in zip(y, standings, strict=True):
+        colour, at = BLUE if row.model else SOFT, row.place * end / 100
+        if row.span is not None:
+            low, high = row.span
+            axes.hlines(height, low * end / 100, high * end / 100, color=colour, linewidth=1.4)
+        axes.plot([at], [height], "o", color=colour, markersize=8 if row.model else 5)
+        axes.annotate(
+            row.value, (at, height), (7, 6), textcoords="offset points", size=8, color=colour,
+            weight="bold" if row.model else "normal",
+        )  # fmt: skip
+    axes.set_yticks(y, [row.title for row in standings])
+    axes.set_ylim(-0.6, len(y) - 0.3)
+    axes.set_xlim(0, 1.1 * end)
+    axes.set_xlabel("GED, smaller is better")
+
+
 def ged_by_samples(figure: Figure, evaluation: Evaluation) -> None:
     """GED against the number of samples, as published and unbiased, with intervals."""
     axes = figure.add_subplot()
@@ -140,6 +167,8 @@ def ged_by_samples(figure: Figure, evaluation: Evaluation) -> None:
         x = np.array([setting.samples for setting in settings]) * shift
         scores = [setting.score(metric) for setting in settings]
         values = np.array([(score.mean, score.low, score.high) for score in scores], float)
+        if np.isnan(values[:, 0]).all():
+            continue
         colour, published = SERIES[place // 2 % 4], metric == "ged"
         axes.plot(
             x, values[:, 0], color=colour, linestyle="-" if published else (0, (3, 2)), marker="o",
@@ -160,8 +189,8 @@ def ged_by_samples(figure: Figure, evaluation: Evaluation) -> None:
     figure.legend(loc="outside upper left", ncols=2, handlelength=2.2, columnspacing=1.2)
 
 
-def reliability(figure: Figure, setting: SettingScores) -> None:
-    """How many readers marked a pixel against the predicted probability, and how many pixels that is about."""
+def reliability(figure: Figure, setting: SettingScores, annotator: str) -> None:
+    """How many annotators marked a pixel against the predicted probability, and how many pixels that is about."""
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1))
     curve = setting.reliability
     confidence, accuracy, weight = (np.array(v, float) for v in (curve.confidence, curve.accuracy, curve.weight))
@@ -172,7 +201,7 @@ def reliability(figure: Figure, setting: SettingScores) -> None:
     above.plot(confidence, accuracy, "o-", color=BLUE)
     above.set_ylim(0, 1.02)
     above.set_xlim(0, 1)
-    above.set_ylabel("share of readers")
+    above.set_ylabel(f"share of {annotator}s")
     above.text(0.03, 0.93, f"ECE {share(setting.ece.mean)}", transform=above.transAxes, va="top")
     below.bar(left, weight, width * 0.92, align="edge", color=OTHERS, linewidth=0)
     if (weight > 0).any():
@@ -212,8 +241,8 @@ def strata_colours(mean: Sequence[float | None]) -> list[tuple[str, str]]:
     return [("var(--others)", "#ffffff") if r is None else (f"var({VARIABLES[SERIES[r]]})", BRIGHT[r]) for r in ranks]
 
 
-def strata_weights(figure: Figure, strata: Strata) -> None:
-    """Stacked bars of the strata's mean weights: over all images, and by how many readers drew something."""
+def strata_weights(figure: Figure, strata: Strata, annotator: str) -> None:
+    """Stacked bars of the strata's mean weights: over all images, and by how many annotators drew something."""
     axes = figure.add_subplot()
     own = coloured_strata(strata.mean)
     others = [k for k in range(strata.count) if k not in own]
@@ -235,14 +264,35 @@ def strata_weights(figure: Figure, strata: Strata) -> None:
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     axes.grid(visible=False)
-    axes.set_xlabel("readers who drew something" if buckets else "")
+    axes.set_xlabel(f"{annotator}s who drew something" if buckets else "")
     axes.set_ylabel("mean weight")
     columns = min(4, len(stack))
     figure.legend(loc="outside upper left", ncols=columns, handlelength=0.8, handleheight=0.8, columnspacing=1.1)
 
 
-def empty_masks(figure: Figure, strata: Strata) -> None:
-    """The predicted probability of an empty mask against the share of readers who drew nothing."""
+def empty_calibration(figure: Figure, empty: EmptyMasks, annotator: str) -> None:
+    """How often annotators drew nothing where the model predicts an empty mask with some probability."""
+    axes = figure.add_subplot()
+    _diagonal(axes)
+    x, y, images = zip(*((one.predicted, one.readers, one.images) for one in empty.calibration), strict=True)
+    axes.plot(x, y, color=BLUE, zorder=2)
+    axes.scatter(x, y, [40 + 160 * n / max(images) for n in images], color=BLUE, edgecolor=PAPER, zorder=3)
+    _shares(axes)
+    axes.set_xlabel("predicted probability of an empty mask")
+    axes.set_ylabel(f"{annotator}s who drew nothing")
+
+
+def _shares(axes: Axes) -> None:
+    """Both axes from 0 to 100 %."""
+    axes.set_xlim(-0.08, 1.08)
+    axes.set_ylim(-0.1, 1.1)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks([0, 0.25, 0.5, 0.75, 1])
+        axis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+
+
+def empty_masks(figure: Figure, strata: Strata, annotator: str) -> None:
+    """The predicted probability of an empty mask against the share of annotators who drew nothing."""
     axes = figure.add_subplot()
     points = sorted(
         (bucket.empty_share, bucket.empty_mass, bucket.readers, bucket.images)
@@ -251,7 +301,7 @@ def empty_masks(figure: Figure, strata: Strata) -> None:
     )
     _diagonal(axes)
     axes.text(
-        0.985, 0.945, "as often as readers", color=SOFT, size=8, ha="right", va="top",
+        0.985, 0.945, f"as often as {annotator}s", color=SOFT, size=8, ha="right", va="top",
         rotation=45, rotation_mode="anchor", transform_rotates_text=True,
     )  # fmt: skip
     if points:
@@ -263,12 +313,8 @@ def empty_masks(figure: Figure, strata: Strata) -> None:
             f"{readers} drew", (at, height), (0, -14 if height < at else 12), textcoords="offset points",
             ha="center", va="center", size=8,
         )  # fmt: skip
-    axes.set_xlim(-0.08, 1.08)
-    axes.set_ylim(-0.1, 1.1)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks([0, 0.25, 0.5, 0.75, 1])
-        axis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-    axes.set_xlabel("readers who drew nothing")
+    _shares(axes)
+    axes.set_xlabel(f"{annotator}s who drew nothing")
     axes.set_ylabel("weight on empty masks")
 
 

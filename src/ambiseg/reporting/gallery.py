@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,19 +19,21 @@ from ambiseg.evaluation.results import CaseScores, Evaluation
 from ambiseg.masks import MaskDistribution
 from ambiseg.methods.base import Predictive, Stratified
 from ambiseg.methods.drawing import draw
+from ambiseg.reporting.crop import Crop, crop_around
 from ambiseg.reporting.modes import ModeMatches, match_modes
 from ambiseg.runs import Run
 from ambiseg.settings import validate
 from ambiseg.viz import pictures
-from ambiseg.viz.colours import class_colours
-from ambiseg.viz.pictures import thinned
+from ambiseg.viz.colours import GROUND, class_colours
+from ambiseg.viz.pictures import shrunk, thinned
 
 KINDS: dict[str, tuple[str, str]] = {
-    "ambiguous": ("Most ambiguous", "The readers differ most in these, whatever the model predicts."),
-    "best": ("Best", "The smallest GED."),
+    "ambiguous": ("Most ambiguous", "The {annotator}s differ most in these, whatever the model predicts."),
+    "best": ("Best", "The smallest GED: the masks of the model are nearest to those of the {annotator}s."),
     "median": ("Median", "In the middle of all cases by their GED: what to expect."),
     "worst": ("Worst", "The largest GED."),
 }
+EXAMPLE = "The best-scored image of the quarter in which the {annotator}s differ most."
 MAX_ENTROPY = math.log(2)  # nats, the end of the scale: two classes as likely as each other
 _STRATA, _ANNOTATIONS = 8, 8  # rows of strata and different annotations per case
 
@@ -53,15 +55,25 @@ class Samples:
     weight: float
     masks: np.ndarray  # [S, H, W]
     most_likely: np.ndarray  # [H, W] of the mean of the soft samples
-    mean: np.ndarray  # [h, w, 3] that mean as a picture
+    mean: np.ndarray  # [4, H, W] that mean as a picture to lay over the image
+
+
+class Option(NamedTuple):
+    """One of the masks that the model holds possible, with its probability; of a stratum, where one alone draws it."""
+
+    mask: np.ndarray  # [H, W]
+    weight: float
+    stratum: int | None
 
 
 @dataclass(frozen=True, eq=False)
 class CaseView:
-    """Everything that is shown of one case; of large images every n-th pixel, as many as a picture has."""
+    """Everything that is shown of one case: the part around what is marked; of large ones means of blocks of pixels."""
 
     scores: CaseScores
-    image: np.ndarray  # [C, H, W] in raw units
+    crop: Crop
+    whole: np.ndarray  # [C, H, W] the image in raw units
+    image: np.ndarray  # the part of it that is shown
     annotations: Sequence[Annotation]  # in descending order of weight
     samples: Sequence[Samples]  # in descending order of weight
     hidden: tuple[int, float]  # number of strata that are not shown, and their weight
@@ -75,6 +87,27 @@ class CaseView:
         """Whether there is no room for anything beside it."""
         return self.image.shape[2] > 1.4 * self.image.shape[1]
 
+    def options(self, most: int) -> tuple[list[Option], float]:
+        """The likeliest different masks, up to ``most`` of them, and the probability of all others.
+
+        A stratum counts as its most likely mask; without strata the samples count alike. Equal masks are one.
+        """
+        if self.samples[0].stratum is None:
+            masks = self.samples[0].masks
+            parts = [Option(mask, 1 / len(masks), None) for mask in masks]
+        else:
+            parts = [Option(one.most_likely, one.weight, one.stratum) for one in self.samples]
+        found: list[Option] = []
+        for part in parts:
+            for place, other in enumerate(found):
+                if np.array_equal(part.mask, other.mask):
+                    found[place] = Option(part.mask, part.weight + other.weight, None)
+                    break
+            else:
+                found.append(part)
+        found = sorted(found, key=lambda option: -option.weight)[:most]
+        return found, max(0.0, 1 - sum(option.weight for option in found))
+
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
@@ -84,7 +117,13 @@ class Gallery:
     views: Mapping[str, CaseView]
     span: tuple[float, float]  # raw values that are black and white, the same in all images
     colours: Sequence[str]
+    example: str | None = None  # the case at the head of the page
     matches: Mapping[str, ModeMatches] = field(default_factory=dict)  # of some cases, for data of known modes
+
+    @property
+    def ground(self) -> bool:
+        """Whether class 0 is what is left when nothing is marked, and is not drawn."""
+        return self.colours[0] == GROUND
 
     @property
     def places(self) -> dict[str, tuple[str, str]]:
@@ -118,6 +157,19 @@ def choose_cases(cases: Sequence[CaseScores], key: str, count: int) -> dict[str,
     }
 
 
+def choose_example(cases: Sequence[CaseScores], key: str) -> str | None:
+    """Of the quarter of the cases in which readers differ most, the one with the smallest GED of setting ``key``.
+
+    Cases that fewer than two readers marked are left out where there are others.
+    """
+    scored = [case for case in cases if case.scores[key]["ged"] is not None]
+    scored = [case for case in scored if case.annotations["diversity"] is not None]
+    scored = [case for case in scored if case.readers > 1] or scored
+    scored.sort(key=lambda case: (-(case.annotations["diversity"] or 0), case.name))
+    quarter = scored[: -(-len(scored) // 4)]
+    return min(quarter, key=lambda case: (case.scores[key]["ged"], case.name)).name if quarter else None
+
+
 def make_gallery(
     run: Run, evaluation: Evaluation, count: int, samples: int, data: Mapping[str, Any] | None, quiet: bool
 ) -> Gallery:
@@ -133,8 +185,10 @@ def make_gallery(
             f"{run.folder}: expected an evaluation of cases in split {evaluation.split}, found {missing[0]!r} in it; "
             "evaluate the run again"
         )
-    chosen = choose_cases(evaluation.cases, evaluation.headline(run.config.evaluation.samples).key, count)
-    names = list(dict.fromkeys(name for kind in chosen.values() for name in kind))
+    key = evaluation.headline(run.config.evaluation.samples).key
+    chosen, example = choose_cases(evaluation.cases, key, count), choose_example(evaluation.cases, key)
+    first = [] if example is None else [example]
+    names = list(dict.fromkeys([*first, *(name for kind in chosen.values() for name in kind)]))
     region = evaluation.region
     scored = {} if region is None else {"eval_size": region.size if region.kind == "middle" else None}
     module = _open_data(run, {**scored, **(data or {})}, names)
@@ -143,17 +197,17 @@ def make_gallery(
     colours = class_colours(evaluation.classes, evaluation.evaluated, evaluation.flipped)
     model = run.model("last" if evaluation.which == "last" else "best")
     views, spans, matches = {}, [], {}
-    matched = [] if evaluation.modes is None else [*chosen["best"][:1], *chosen["median"][:1]]
-    for name in progress(names, len(names), "drawing", quiet):
+    matched = [] if evaluation.modes is None else [*first, *chosen["best"][:1], *chosen["median"][:1]]
+    for name in progress(names, len(names), "drawing cases", quiet):
         batch = module.batch_of(place[name])  # alone, so that it keeps its own size
         seed, predictive = seed_of(evaluation.seed, "report", name), model.method.predict_whole(batch.images)
-        image = thinned(run.card.intensity.undo(batch.images)[0].numpy())
+        image = run.card.intensity.undo(batch.images)[0].numpy()
         views[name] = view_case(predictive, batch, image, scores[name], samples, seed, colours)
-        spans.append(pictures.value_span(image))
+        spans.append(pictures.value_span(views[name].whole))
         if name in matched and isinstance(predictive, Stratified) and module.cases.flips:
             matches[name] = match_modes(predictive, batch, module.cases.flips, evaluation, seed)
     span = (min(low for low, _ in spans), max(high for _, high in spans)) if spans else (0.0, 1.0)
-    return Gallery(chosen, views, span, colours, matches)
+    return Gallery(chosen, views, span, colours, example, matches)
 
 
 def _open_data(run: Run, changes: Mapping[str, Any], names: Sequence[str]) -> DataModule:
@@ -174,29 +228,46 @@ def view_case(
     predictive: Predictive, batch: Batch, image: np.ndarray, scores: CaseScores, samples: int, seed: int,
     colours: Sequence[str],
 ) -> CaseView:  # fmt: skip
-    """What is shown of one case; ``batch`` holds this case alone."""
-    annotations = batch.annotations
-    shown, marginal = [], torch.zeros(())
-    for stratum, weight, masks in draw_samples(predictive, samples, torch.Generator().manual_seed(seed)):
-        mean = masks.marginal_probs(predictive.classes)[0]  # of one stratum at a time
-        marginal = marginal + weight * mean
-        picture = pictures.probability(thinned(mean.numpy()), colours)
-        most_likely = thinned(mean.argmax(0).numpy())
-        shown.append(Samples(stratum, weight, thinned(masks.labels[0].numpy()), most_likely, picture))
-    shown.sort(key=lambda one: -one.weight)
+    """What is shown of one case; ``batch`` holds this case alone, ``image`` are its pixels in raw units."""
+    annotations, classes = batch.annotations, predictive.classes
     valid = None if annotations.valid is None else annotations.valid[0].numpy()
+    different = distinct_annotations(annotations)
+    marked = np.any([one.labels > 0 for one in different], 0)
+    shown: list[Samples] = []
+    hidden, hidden_weight, marginal = 0, 0.0, torch.zeros(())
+    ground = colours[0] == GROUND
+    for stratum, weight, masks in draw_samples(predictive, samples, torch.Generator().manual_seed(seed)):
+        mean = masks.marginal_probs(classes)[0]  # of one stratum at a time
+        marginal = marginal + weight * mean
+        labels, most_likely = masks.labels[0].numpy(), mean.argmax(0).numpy().astype(np.uint8)
+        picture = pictures.probability(mean.numpy(), colours, ground)
+        shown.append(Samples(stratum, weight, labels, most_likely, picture))
+        shown.sort(key=lambda one: -one.weight)
+        if len(shown) > _STRATA:  # of many strata on a large image only those that are shown are kept
+            hidden, hidden_weight = hidden + 1, hidden_weight + shown.pop().weight
+    for one in shown:
+        marked |= (one.masks > 0).any(0) | (one.most_likely > 0)
+    crop = crop_around(marked if valid is None else marked & valid)
     entropy = torch.special.entr(marginal).sum(0).numpy()
     present = annotations.mass[annotations.mass > 0]
-    different = distinct_annotations(annotations)[:_ANNOTATIONS]
+
+    def part(labels: np.ndarray) -> np.ndarray:
+        return thinned(crop(labels))
+
     return CaseView(
         scores=scores,
-        image=image,
-        annotations=[replace(one, labels=thinned(one.labels)) for one in different],
-        samples=shown[:_STRATA],
-        hidden=(len(shown[_STRATA:]), sum(one.weight for one in shown[_STRATA:])),
-        entropy=thinned(entropy if valid is None else entropy * valid),
-        disagreement=thinned(annotations.entropy(predictive.classes)[0].numpy()),
-        valid=None if valid is None else thinned(valid),
+        crop=crop,
+        whole=shrunk(image),
+        image=shrunk(crop(image)),
+        annotations=[replace(one, labels=part(one.labels)) for one in different[:_ANNOTATIONS]],
+        samples=[
+            replace(one, masks=part(one.masks), most_likely=part(one.most_likely), mean=shrunk(crop(one.mean)))
+            for one in shown
+        ],
+        hidden=(hidden, hidden_weight),
+        entropy=shrunk(crop(entropy if valid is None else entropy * valid)),
+        disagreement=shrunk(crop(annotations.entropy(classes)[0].numpy())),
+        valid=None if valid is None else part(valid.astype(np.uint8)) > 0,
         equal_readers=bool((present == present[0]).all()),
     )
 

@@ -52,15 +52,15 @@ def match_modes(
     assert annotations.regions is not None
     modes, iou = iou_with_modes(masks, annotations.regions, flips, evaluation.evaluated, evaluation.protocol)
     weights = predictive.weights[0].tolist()
-    valid = None if annotations.valid is None else thinned(annotations.valid[0].numpy())
+    valid = None if annotations.valid is None else thinned(annotations.valid[0].numpy().astype(np.uint8)) > 0
     regions = annotations.regions.index[0].numpy().reshape(tuple(annotations.spatial))
-    regions = thinned(np.minimum(regions, len(modes.table) - 1))
+    regions = np.minimum(regions, len(modes.table) - 1)
     matches = [
         ModeMatch(
             name=modes.names[d],
             flipped=[evaluation.classes[f.target] for f, bit in zip(flips, modes.names[d], strict=True) if bit == "1"],
             probability=float(modes.weights[d]),
-            truth=modes.table[regions, d],
+            truth=thinned(modes.table[regions, d]),
             stratum=int(k),
             weight=weights[k],
             mask=thinned(masks.labels[0, k].numpy()),

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ambiseg.reporting.figures import Figures
+from ambiseg.evaluation.results import Evaluation
+from ambiseg.reporting.figures import Figures, strata_colours
 from ambiseg.reporting.gallery import MAX_ENTROPY, CaseView, Gallery
 from ambiseg.reporting.modes import ModeMatches
 from ambiseg.viz import pictures
@@ -21,32 +22,43 @@ _MASKS, _MODES = 6, 16  # of readers, and modes in rows of eight
 Row = tuple[str, list[tuple[np.ndarray, str]]]  # a label, and pictures with their captions
 
 
-def save_cases(gallery: Gallery, stratum: str, figures: Figures) -> None:
-    """The first case of each kind as ``case-<kind>.png`` and ``.svg``; of known modes also ``mode-pairs``."""
-    for kind, names in gallery.chosen.items():
+def save_cases(gallery: Gallery, evaluation: Evaluation, figures: Figures) -> None:
+    """The example and the first case of each kind as ``case-<kind>.png`` and ``.svg``; of modes also ``mode-pairs``."""
+    stratum = evaluation.strata.name if evaluation.strata else ""
+    shown = {"example": [gallery.example] if gallery.example else [], **gallery.chosen}
+    for kind, names in shown.items():
         if names:
-            figures.save(_panel(_case_rows(gallery, gallery.views[names[0]], stratum)), f"case-{kind}")
+            figures.save(_panel(_case_rows(gallery, gallery.views[names[0]], evaluation)), f"case-{kind}")
     for name, matches in list(gallery.matches.items())[:1]:
         image = pictures.photograph(gallery.views[name].image, gallery.span)
         figures.save(_panel([("image", [(image, "")]), *_mode_rows(gallery, matches, stratum)]), "mode-pairs")
 
 
-def _case_rows(gallery: Gallery, view: CaseView, stratum: str) -> list[Row]:
+def _case_rows(gallery: Gallery, view: CaseView, evaluation: Evaluation) -> list[Row]:
     """Image and annotations, then a row for each stratum, entropy last."""
-    image = pictures.photograph(view.image, gallery.span)
+    image, small = (pictures.photograph(view.image, gallery.span, side) for side in (pictures.LARGE, pictures.SMALL))
     masks = [one.labels for one in view.annotations]
-    lines = pictures.over(image, pictures.outlines(masks, distinct(len(masks)), 4))
-    readers = [(image, "image"), (lines, "outlines")]
-    for one in view.annotations[:_MASKS]:
-        readers.append((pictures.mask(one.labels, gallery.colours, view.valid), f"{100 * one.weight:.0f} %"))
-    rows = [("readers", readers)]
+    two, tones = len(gallery.colours) == 2, distinct(len(masks))
+    strata = evaluation.strata
+
+    def laid(labels: np.ndarray, tone: str, valid: np.ndarray | None = None) -> np.ndarray:
+        colours = [gallery.colours[0], tone] if two else gallery.colours
+        lines = pictures.laid(labels, colours, valid, ground=gallery.ground, fill=0.35 if two else 0.6)
+        return pictures.over(small, lines)
+
+    drawn = [(image, "image"), (pictures.over(image, pictures.outlines(masks, tones, 4)), "outlines")]
+    for one, tone in zip(view.annotations[:_MASKS], tones, strict=False):
+        drawn.append((laid(one.labels, tone, view.valid), f"{100 * one.weight:.0f} %"))
+    rows = [(f"{evaluation.annotator}s", drawn)]
+    bright = strata_colours(strata.mean if strata else [])
     for samples in view.samples:
-        label = "samples"
-        if samples.stratum is not None:
-            label = f"{stratum} {samples.stratum + 1}\n{100 * samples.weight:.0f} %"
-        tiles = [(pictures.mask(mask, gallery.colours), "") for mask in samples.masks]
-        rows.append((label, [*tiles, (samples.mean, "")]))
-    maps = {"readers": view.disagreement, "prediction": view.entropy}
+        label, tone = "samples", "#ffffff"
+        if samples.stratum is not None and strata is not None:
+            label = f"{strata.name} {samples.stratum + 1}\n{100 * samples.weight:.0f} %"
+            tone = bright[samples.stratum][1]
+        tiles = [(laid(mask, tone), "") for mask in samples.masks]
+        rows.append((label, [*tiles, (pictures.over(small, pictures.soft(samples.mean, tone if two else None)), "")]))
+    maps = {f"{evaluation.annotator}s": view.disagreement, "prediction": view.entropy}
     return [*rows, ("entropy", [(pictures.heat(values, MAX_ENTROPY), name) for name, values in maps.items()])]
 
 

@@ -28,6 +28,7 @@ from ambiseg.data.loader import Batch
 from ambiseg.methods import method_named
 from ambiseg.nn.own import SMP
 from ambiseg.runs import Card, Run, build_model
+from ambiseg.training.precision import resolve
 
 __all__ = ["Stopped", "train"]
 
@@ -80,6 +81,8 @@ def train(
         Run.claim(out)
     if is_reference(config.backbone.name) and not config.backbone.name.startswith(SMP):
         imported(config.backbone.name, "backbone.name")  # what cannot be imported is said before data are read
+    begun = Run(out).precision if resume else None
+    precision, why = resolve(config.trainer.precision, config.trainer.accelerator, begun)
     with _threads(config.trainer.threads):
         with reporting("preparing data", not show) as progress:
             # A run goes on with its own split: one that is made anew may be another, if the rule or the data changed.
@@ -101,15 +104,17 @@ def train(
         if config.trainer.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if first_process() and not resume:
-            Run.create(out, config, card, data.split, command if command is not None else sys.argv)
+            Run.create(out, config, card, data.split, command if command is not None else sys.argv, precision)
         elif first_process():
             write_text(out / "config.yaml", dump(config))  # how long and on what may be new
+        if show:
+            print(f"precision {precision}: {why}", file=sys.stderr, flush=True)
         module = TrainingModule(model, config, card.evaluated, recover=lambda epoch, step: _batch(data, epoch, step))
         callbacks: list[Any] = [Checkpoints(out)]
         callbacks += [EpochLines(config.trainer.epochs)] if show else []
         callbacks += [ProgressBar(console_kwargs={"stderr": True})] if show and animated() else []
         with quiet_lightning():
-            trainer = _trainer(config, out, callbacks, several=len(module.groups) > 1)
+            trainer = _trainer(config, precision, out, callbacks, several=len(module.groups) > 1)
             try:
                 trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
             except NonFiniteLoss as error:
@@ -121,7 +126,7 @@ def train(
     return Run(out)
 
 
-def _trainer(config: Config, out: Path, callbacks: list[Any], several: bool) -> Any:
+def _trainer(config: Config, precision: str, out: Path, callbacks: list[Any], several: bool) -> Any:
     import lightning.pytorch as pl
 
     setting, strategy = config.trainer, config.trainer.strategy
@@ -134,7 +139,7 @@ def _trainer(config: Config, out: Path, callbacks: list[Any], several: bool) -> 
         devices=setting.devices,
         num_nodes=setting.num_nodes,
         strategy=strategy,
-        precision=setting.precision,  # type: ignore[arg-type]
+        precision=precision,  # type: ignore[arg-type]
         check_val_every_n_epoch=setting.check_every,
         deterministic=setting.deterministic,
         callbacks=callbacks,

@@ -126,7 +126,7 @@ class ProgressBar(RichProgressBar):
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         assert isinstance(pl_module, TrainingModule)
-        means = pl_module.means()
+        means = pl_module.recent
         shown: dict[str, Any] = {"loss": f"{means['loss']:.3f}"} if "loss" in means else {}
         shown |= {name: f"{means[name]:.3f}" for name in terms_of(means)}
         shown |= {name: f"{value:.3g}" for name, value in pl_module.scheduled().items()}

@@ -16,7 +16,7 @@ from ambiseg.config import Config, OptimizerConfig
 from ambiseg.data.loader import Batch, seed_of
 from ambiseg.methods.base import Method
 from ambiseg.methods.schedules import Plateau
-from ambiseg.metrics import ged, matched_iou
+from ambiseg.metrics import compare
 from ambiseg.transport import NotFiniteError
 
 _SCORES = ("val_ged", "val_ged_unbiased", "val_matched_iou")
@@ -60,6 +60,7 @@ class TrainingModule(LightningModule):
         self.offending: Batch | None = None
         self._recover = recover
         self._sums: dict[str, tuple[Tensor, Tensor]] = {}
+        self.recent: dict[str, float] = {}  # the means when they were last looked at, for a progress bar
         self._bad = torch.tensor(math.inf)
         self._scores: dict[str, list[Tensor]] = {name: [] for name in _SCORES}
         self.allow_zero_length_dataloader_with_multiple_devices = True  # fewer validation batches than processes
@@ -77,6 +78,7 @@ class TrainingModule(LightningModule):
 
     def on_train_epoch_start(self) -> None:
         self._sums, self._bad = {}, torch.tensor(math.inf, device=self.device, dtype=torch.double)
+        self.recent = {}
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         seed = seed_of(self.config.seed, "samples", self.current_epoch, self.global_rank, batch_idx)
@@ -126,6 +128,7 @@ class TrainingModule(LightningModule):
         self._bad = torch.minimum(self._bad, torch.where(loss.detach().isfinite(), math.inf, float(step)))
         if self._bad.is_cpu or step % 50 == 49:
             self._check()
+            self.recent = self.means()
 
     def _check(self) -> None:
         if math.isfinite(step := float(self._bad)):
@@ -222,10 +225,10 @@ class TrainingModule(LightningModule):
         generator = torch.Generator(self.device).manual_seed(seed)
         how = self.config.evaluation
         drawn = self.chosen.predict_whole(batch.images).sample(how.samples, generator)
-        options = {"classes": self.evaluated, "protocol": how.protocol}
-        self._scores["val_ged"].append(ged(drawn, batch.annotations, **options))
-        self._scores["val_ged_unbiased"].append(ged(drawn, batch.annotations, unbiased=True, **options))
-        self._scores["val_matched_iou"].append(matched_iou(drawn, batch.annotations, **options))
+        pair = compare(drawn, batch.annotations, self.evaluated, how.protocol)
+        self._scores["val_ged"].append(pair.ged())
+        self._scores["val_ged_unbiased"].append(pair.ged(unbiased=True))
+        self._scores["val_matched_iou"].append(pair.matched_iou())
 
     def _validated(self) -> dict[str, float]:
         """Means over the images of all processes.

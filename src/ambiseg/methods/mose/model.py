@@ -56,6 +56,10 @@ class MoSE(Method):
 
     Config: ClassVar = MoSEConfig
     stratum = "expert"
+    terms = {  # noqa: RUF012 - declared as a class variable in Method
+        "transport": "how far the masks are from the annotations that they are matched with",
+        "kl": "how far the weights of the masks are from the share of the annotations that each is matched with",
+    }
 
     def __init__(
         self,
