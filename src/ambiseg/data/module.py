@@ -136,7 +136,7 @@ class DataModule(LightningDataModule):
         return [self._sizes[i] for i in indices]
 
     def _window(self, size: Size) -> Window:
-        return Window((size, size) if isinstance(size, int) else size, self.config.outside)
+        return Window((size, size) if isinstance(size, int) else size, self.config.outside, self.config.focus)
 
     def trained_on(self) -> tuple[Values | None, tuple[int, int] | None]:
         """Distribution of the raw values of the training images; height and width of the largest image that is trained
@@ -182,6 +182,7 @@ class DataModule(LightningDataModule):
             seed=config.seed,
             rank=rank,
             processes=processes,
+            windows=config.windows if training else 1,
             sizes=None if training else self.scored_sizes(part),
         )
         workers = min(config.workers, len(sampler))

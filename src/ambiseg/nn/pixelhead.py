@@ -263,7 +263,8 @@ def _active(grad: Tensor) -> Tensor | None:
 def _apply(function: Any, rows: Tensor, head: Folded, settings: Any, tile: int | None) -> Any:
     """Call an autograd function with the tensors flattened, outside autocast: what is summed needs full precision."""
     device = rows.device.type
-    bf16 = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
+    known = torch.amp.is_autocast_available(device)  # pyright: ignore[reportPrivateImportUsage]
+    bf16 = known and torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
     with full_precision(rows):
         return function.apply(settings, tile, *_arguments(rows, head, torch.bfloat16 if bf16 else None))
 
