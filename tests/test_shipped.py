@@ -21,8 +21,7 @@ def test_it_is_small_and_says_how_it_was_made():
     command = run.about["command"]
     assert command[:3] == ["ambiseg", "train", "demo"]
     settings = [word for word in command[3:] if word not in ("--out", "runs/demo")]
-    precision = f"--trainer.precision={run.config.trainer.precision}"  # of before the default was to choose one
-    assert run.config == parse([*settings, precision], "demo")  # the recipe of today makes it again
+    assert run.config == parse(settings, "demo")  # the recipe of today makes it again
     assert run.about["seed"] == run.config.seed
     assert {"standard-16", "compact-16"} <= run.about["scores"].keys()
     assert run.about["scores"]["images"] == len(run.split.parts["test"])
