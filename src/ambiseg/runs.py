@@ -22,6 +22,7 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
@@ -173,15 +174,21 @@ class Run:
         card: Card,
         split: Split,
         command: list[str],
+        *,
         precision: str | None = None,
+        reasons: Mapping[str, str] | None = None,
+        warnings: Sequence[str] = (),
     ) -> Run:
         """Make the folder and write what is known before the first step; ``run.json`` comes last.
 
-        ``precision`` is the one used, where the configuration may say ``auto``.
+        Args:
+            precision: the one used, where the configuration may say ``auto``.
+            reasons: of settings, by their keys, where the run was planned.
+            warnings: what may keep it from learning.
         """
         folder = Run.claim(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "config.yaml", configuration.dump(config))
+        write_text(folder / "config.yaml", configuration.dump(config, reasons))
         split.save(folder / "split.json")
         about = {
             "format": _FORMAT,
@@ -193,9 +200,18 @@ class Run:
             "split": {"fingerprint": split.fingerprint, "rule": str(split.rule)},
             "versions": versions(),
             "git": _commit(),
+            "warnings": list(warnings),
+            **({"reasons": dict(reasons)} if reasons else {}),
         }
         write_text(folder / "run.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
         return Run(folder)
+
+    def reasons(self, config: Config) -> dict[str, str]:
+        """Why settings are what they are, where the run was planned; of those that ``config`` keeps as they were."""
+        return {
+            key: reason if _setting(config, key) == _setting(self.config, key) else "changed when the run was resumed"
+            for key, reason in self.about.get("reasons", {}).items()
+        }
 
     @staticmethod
     def claim(folder: str | os.PathLike[str]) -> Path:
@@ -321,6 +337,13 @@ def versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed"
+    return found
+
+
+def _setting(config: Config, key: str) -> Any:
+    found: Any = config
+    for part in key.split("."):
+        found = getattr(found, part, None)
     return found
 
 

@@ -95,7 +95,6 @@ def _named(argument: str) -> tuple[str, ...]:
         "RUN": ("demo",),
         "DATA": tuple(known["data.name"]),
         "--protocol": tuple(known["evaluation.protocol"]),
-        "--accelerator": ("cpu", "cuda", "mps"),
         "--device": ("cpu", "cuda", "mps"),
         "--split": ("train", "val", "test"),
     }.get(argument, ())

@@ -67,7 +67,9 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     count: dict[str, Any] = {"type": int, "metavar": "N"}
     form.add_argument("--per-stratum", **count, help="weighted masks per stratum of the method (default: 4)")
     form.add_argument("--samples", **count, help="equally likely masks instead (without strata the default: 16)")
-    masks.add_argument("--seed", type=int, default=0, help="other masks of the same distribution (default: 0)")
+    masks.add_argument(
+        "--seed", type=int, metavar="S", default=0, help="other masks of the same distribution (default: 0)"
+    )
     masks.add_argument("--no-merge", dest="merge", **no, help="keep equal masks apart instead of adding their weights")
 
     images, side = command.add_argument_group("images"), {"type": int, "metavar": "PIXELS"}

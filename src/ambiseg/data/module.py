@@ -148,11 +148,12 @@ class DataModule(LightningDataModule):
             seed=config.seed,
             rank=rank,
             processes=processes,
+            windows=config.windows if training else 1,
         )
         loader = Loader(
             self.cases,
             self.intensity,
-            Window((size, size) if isinstance(size, int) else size, config.outside),
+            Window((size, size) if isinstance(size, int) else size, config.outside, config.focus),
             config.augment if training else None,
             config.annotations if training else None,
             seed=config.seed,

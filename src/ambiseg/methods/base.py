@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.text import did_you_mean
 from ambiseg.masks import MaskDistribution, exact
+from ambiseg.methods.facts import Choice, Facts
 from ambiseg.methods.schedules import Schedule
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.features import Backbone
@@ -199,6 +200,11 @@ class MethodConfig(Settings):
         """The settings that move, by name."""
         values = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: value for name, value in values.items() if isinstance(value, Schedule)}
+
+    @classmethod
+    def planned(cls, facts: Facts, epochs: int) -> dict[str, Choice]:
+        """Settings that suit the data of a training of so many epochs, by name; those left out keep their defaults."""
+        return {}
 
     @classmethod
     def named(cls, value: Any) -> type[MethodConfig]:
