@@ -46,7 +46,7 @@ def test_its_weights_follow_the_readers_on_patients_it_has_not_seen():
         # Beside the model: nothing at all, and the first reader's mask, which the model does not know.
         rivals = masks, torch.zeros_like(truth[:, :1]), truth[:, :1]
         distances.append([float(ambiseg.ged(rival, truth).mean()) for rival in rivals])
-    assert empty[1] > empty[4] + 0.1
+    assert empty[1] > empty[4] + 0.2
     own, nothing, first = (sum(column) / len(by_readers) for column in zip(*distances, strict=True))
     assert own < min(nothing, first) / 2
 
