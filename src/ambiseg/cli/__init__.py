@@ -61,7 +61,8 @@ def parser() -> Parser:
         allow_abbrev=False,
         formatter_class=Help,
         description="Segmentation where annotators disagree: every plausible mask, and how likely each one is.",
-        epilog="`ambiseg COMMAND --help` says what a command does and shows examples.",
+        epilog="`ambiseg predict demo sample` shows what comes out, without any data of yours.\n"
+        "`ambiseg COMMAND --help` says what a command does and shows examples.",
     )
     top.add_argument("--version", action="version", version=f"ambiseg {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
