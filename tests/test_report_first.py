@@ -79,7 +79,7 @@ def test_the_first_screen_says_what_it_does_shows_it_and_places_it(html):
     reader = Reader(head)
     assert "this model predicts the outlines that different readers may draw (shape), and how likely each is" in head
     assert "Better than one reader." in reader.text
-    titles = re.findall(r'class="name"><span>(.*?)</span>', head)
+    titles = re.findall(r'class="name">(.*?)</span>', head)
     assert titles == ["a perfect model", "this model", "one reader", "one constant mask", "an empty mask"]
     assert re.findall(r'class="value">(.*?)<', head) == ["0.150", "0.213", "0.340", "0.800", "1.000"]
     assert head.count("why one reader") == 2  # beside it, and to unfold on a phone

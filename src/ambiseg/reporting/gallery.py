@@ -87,6 +87,12 @@ class CaseView:
         """Whether there is no room for anything beside it."""
         return self.image.shape[2] > 1.4 * self.image.shape[1]
 
+    @property
+    def ids(self) -> list[int]:
+        """Classes in the masks that are shown at the head of the page."""
+        shown = [one.labels for one in self.annotations[:1]] + [option.mask for option in self.options(4)[0]]
+        return np.unique(np.concatenate([labels.reshape(-1) for labels in shown])).tolist()
+
     def options(self, most: int) -> tuple[list[Option], float]:
         """The likeliest different masks, up to ``most`` of them, and the probability of all others.
 
@@ -264,8 +270,8 @@ def view_case(
             for one in shown
         ],
         hidden=(hidden, hidden_weight),
-        entropy=shrunk(crop(entropy if valid is None else entropy * valid)),
-        disagreement=shrunk(crop(annotations.entropy(classes)[0].numpy())),
+        entropy=shrunk(crop(entropy if valid is None else entropy * valid), largest=True),
+        disagreement=shrunk(crop(annotations.entropy(classes)[0].numpy()), largest=True),
         valid=None if valid is None else part(valid.astype(np.uint8)) > 0,
         equal_readers=bool((present == present[0]).all()),
     )
