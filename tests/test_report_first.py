@@ -18,7 +18,7 @@ from ambiseg.data.splits import Split
 from ambiseg.evaluation.results import CaseScores, Evaluation
 from ambiseg.reporting import curves, figures
 from ambiseg.reporting.crop import Crop, crop_around
-from ambiseg.reporting.gallery import CaseView, Samples, choose_example, make_gallery
+from ambiseg.reporting.gallery import CaseView, Samples, choose_example, make_gallery, steadiest
 from ambiseg.reporting.page import page
 from ambiseg.reporting.terms import METRICS, purpose, standings
 from ambiseg.runs import Run
@@ -145,6 +145,13 @@ def test_the_example_is_the_best_of_those_in_which_readers_differ():
     assert choose_example([*cases, case("one", 0.0, 0.9, readers=1), case("none", None, 0.9)], "k") == "6"
     assert choose_example([case("one", 0.3, 0.1, readers=1)], "k") == "one"
     assert choose_example([case("none", None, None)], "k") is None
+
+
+def test_cases_are_chosen_by_the_scores_that_depend_least_on_chance():
+    assert steadiest(parsed(evaluation(["a"]))).key == "compact-16"
+    content = evaluation(["a"])
+    _no_strata(content)
+    assert steadiest(parsed(content)).key == "standard-50"
 
 
 def test_masks_that_are_equal_are_one_option():
