@@ -88,6 +88,11 @@ class CaseView:
         return self.image.shape[2] > 1.4 * self.image.shape[1]
 
     @property
+    def span(self) -> tuple[float, float]:
+        """Raw values that are black and white: those of the part that is shown."""
+        return pictures.value_span(self.image)
+
+    @property
     def ids(self) -> list[int]:
         """Classes in the masks that are shown at the head of the page."""
         shown = [one.labels for one in self.annotations[:1]] + [option.mask for option in self.options(4)[0]]
@@ -121,7 +126,6 @@ class Gallery:
 
     chosen: Mapping[str, Sequence[str]]
     views: Mapping[str, CaseView]
-    span: tuple[float, float]  # raw values that are black and white, the same in all images
     colours: Sequence[str]
     example: str | None = None  # the case at the head of the page
     matches: Mapping[str, ModeMatches] = field(default_factory=dict)  # of some cases, for data of known modes
@@ -209,18 +213,16 @@ def make_gallery(
     scores = {case.name: case for case in evaluation.cases}
     colours = class_colours(evaluation.classes, evaluation.evaluated, evaluation.flipped)
     model = run.model("last" if evaluation.which == "last" else "best")
-    views, spans, matches = {}, [], {}
+    views, matches = {}, {}
     matched = [] if evaluation.modes is None else [*first, *chosen["best"][:1], *chosen["median"][:1]]
     for name in progress(names, len(names), "drawing cases", quiet):
         batch = loader.dataset[BatchSpec((place[name],), 0)]  # alone, so that it keeps its own size
         seed, predictive = seed_of(evaluation.seed, "report", name), model.predict(batch.images)
         image = run.card.intensity.undo(batch.images)[0].numpy()
         views[name] = view_case(predictive, batch, image, scores[name], samples, seed, colours)
-        spans.append(pictures.value_span(views[name].whole))
         if name in matched and isinstance(predictive, Stratified) and module.cases.flips:
             matches[name] = match_modes(predictive, batch, module.cases.flips, evaluation, seed)
-    span = (min(low for low, _ in spans), max(high for _, high in spans)) if spans else (0.0, 1.0)
-    return Gallery(chosen, views, span, colours, example, matches)
+    return Gallery(chosen, views, colours, example, matches)
 
 
 def _open_data(run: Run, changes: Mapping[str, Any], names: Sequence[str]) -> DataModule:
