@@ -15,16 +15,20 @@ demo: $(VENV)/.run  ## Train MoSE on the embedded data, evaluate it, write the r
 
 # The stamps are written last, so an interrupted installation is taken up again.
 $(VENV)/.run: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "set-up, once: .venv with PyTorch, Lightning, MONAI and others, about 2 GB; a few minutes"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) ".[all]"
-	touch $@
+	@touch $@
+	@echo "set-up done"
 
 setup: $(VENV)/.dev  ## Make .venv and install ambiseg with everything the tests need
 
 $(VENV)/.dev: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "set-up, once: .venv with PyTorch, Lightning, MONAI, the linters and others, about 2 GB; a few minutes"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) ".[dev]"
-	touch $@ $(VENV)/.run
+	@touch $@ $(VENV)/.run
+	@echo "set-up done"
 
 test: setup lint  ## Lint, check types, run all tests and doctests
 	$(BIN)/python -m pytest -n auto --maxprocesses 8

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from ambiseg import MaskDistribution, MoSE, overlap, transport
+from ambiseg.config import Config
 from ambiseg.methods.schedules import final
+from ambiseg.runs import build_model
+from ambiseg.training.precision import fast_bf16
 from benchmarks.harness import cpu_seconds, publish, table
 from benchmarks.mathematics import disks, street
 
+Key = TypeVar("Key", bound=Hashable)
 
-def interleaved(runs: dict[str, Callable[[], object]], repeats: int = 5) -> dict[str, float]:
+
+def interleaved(runs: Mapping[Key, Callable[[], object]], repeats: int = 5) -> dict[Key, float]:
     """CPU milliseconds of each: minimum over rounds in which every one has its turn."""
     best = dict.fromkeys(runs, float("inf"))
     for run in runs.values():
@@ -39,6 +45,12 @@ def cityscapes() -> tuple[MoSE, Tensor, MaskDistribution]:
     """K=35, S=2, L=5, M=32 modes, C=25, 128², batch 1, 7-level U-Net."""
     model = MoSE(3, 25, experts=35, samples=2, latent=5, cost="ce")
     return model, torch.randn(1, 3, 128, 128), MaskDistribution(street((128, 128), 32, seed=0))
+
+
+def demo() -> tuple[MoSE, Tensor, MaskDistribution]:
+    """What the recipe `demo` trains: K=4, S=4, L=1, M=4, C=2, 64², batch 16, 5 levels."""
+    model = build_model(Config.from_recipe("demo"), 1, 2)
+    return model, torch.randn(16, 1, 64, 64), MaskDistribution(disks(16, 4, 64, 0))  # type: ignore[return-value]
 
 
 def backbone_step(model: MoSE, images: Tensor) -> None:
@@ -73,9 +85,8 @@ def plain_step(model: MoSE, images: Tensor, annotations: MaskDistribution) -> No
     transport.relaxed_objective(cost, plan, u).total.mean().backward()
 
 
-def runs(setting: str) -> dict[str, Callable[[], object]]:
+def runs(model: MoSE, images: Tensor, annotations: MaskDistribution) -> dict[str, Callable[[], object]]:
     """What a setting compares. With γ = 1/N a coupling reaches every sample, with γ = 1 no more than M of them."""
-    model, images, annotations = SETTINGS[setting]()
     everyone = 1 / (model.experts.count * round(final(model.config.samples)))
     return {
         "backbone": lambda: backbone_step(model, images),
@@ -92,7 +103,7 @@ SETTINGS = {"LIDC": lidc, "Cityscapes": cityscapes}
 def steps() -> None:
     rows, data = [], []
     for setting in SETTINGS:
-        cases = runs(setting)
+        cases = runs(*SETTINGS[setting]())
         plain = cases.pop("plain MoSE")
         times = interleaved(cases)
         times["plain MoSE"] = min(cpu_seconds(plain) * 1e3 for _ in range(2))
@@ -127,6 +138,34 @@ def sampling() -> None:
     publish("mose_sampling", "MoSE: drawing masks", table(headers, rows), {k: v / base for k, v in times.items()})
 
 
+def precision() -> None:
+    """Steps in 32 bits and under autocast to bfloat16, channels last, as they are trained."""
+    rows, data = [], []
+    for setting, make in {"demo": demo, **SETTINGS}.items():
+        model, images, annotations = make()
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        cases = runs(model, images, annotations)
+        cases = {name: cases[name] for name in ("backbone", "MoSE, γ = 1", "MoSE, γ = 1/N")}
+        both = {(name, mixed): _in_precision(run, mixed) for name, run in cases.items() for mixed in (False, True)}
+        times = interleaved(both)
+        for name in cases:
+            full, mixed = times[name, False], times[name, True]
+            rows.append([setting, name, f"{full:.0f}", f"{mixed:.0f}", f"{full / mixed:.2f}×"])
+            data.append({"setting": setting, "step": name, "cpu_ms_32": full, "cpu_ms_bf16": mixed})
+    hardware = "has" if fast_bf16("cpu") else "has no"
+    title = f"MoSE: 32 bits and bfloat16, forward and backward (this CPU {hardware} instructions for bfloat16)"
+    headers = ["setting", "training step", "32 bits, CPU ms", "bfloat16, CPU ms", "32 bits / bfloat16"]
+    publish("mose_precision", title, table(headers, rows), data)
+
+
+def _in_precision(run: Callable[[], object], mixed: bool) -> Callable[[], object]:
+    def wrapped() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            run()
+
+    return wrapped
+
+
 def growth() -> None:
     """One image, 64²: how the step grows with samples, annotations and experts."""
     images = torch.randn(1, 3, 64, 64)
@@ -150,6 +189,7 @@ def growth() -> None:
 def main() -> None:
     torch.manual_seed(0)
     steps()
+    precision()
     sampling()
     growth()
 
@@ -157,7 +197,7 @@ def main() -> None:
 if __name__ == "__main__":  # python -m benchmarks.mose SETTING CASE: what process_mb asks for
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    chosen = runs(sys.argv[1])[sys.argv[2]]
+    chosen = runs(*SETTINGS[sys.argv[1]]())[sys.argv[2]]
     chosen()
     chosen()
     # Not ru_maxrss: a process keeps there what its parent had when it was forked.

@@ -32,6 +32,7 @@ TINY = [  # a configuration that trains in seconds
     "--optimizer.lr=0.003",
     "--trainer.epochs=2",
     "--trainer.accelerator=cpu",
+    "--trainer.precision=32-true",  # bits are compared, and not every CPU has bfloat16
 ]
 
 settings.register_profile("ambiseg", deadline=None, derandomize=True, print_blob=True)

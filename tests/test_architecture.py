@@ -45,6 +45,7 @@ LAYERS = [
     "data.export",
     "config",
     "runs",
+    "planning",
     "training evaluation prediction",
     "reporting",
     "cli",

@@ -66,10 +66,10 @@ def test_ends_that_are_not_clear_are_answered_with_what_may_be_meant(typed, answ
 
 
 def test_no_option_hides_the_end_of_a_key_by_chance():
-    """Options of train and demo are not ends of settings, except for those that mean the same."""
+    """Options of train and demo are not ends of settings."""
     for name in ("train", "demo"):
         own = {option[2:].replace("-", "_") for option in subparsers(parser())[name]._option_string_actions}
-        assert own & {key.rpartition(".")[2] for key in known_settings()} == {"accelerator"}
+        assert own & {key.rpartition(".")[2] for key in known_settings()} == set()
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def test_options_have_one_name_and_one_form():
         if leaf and path != "completion":
             assert "--json" in command._option_string_actions, path
             assert "--quiet" in command._option_string_actions or path == "data list", path
-    several = {"--samples", "--form", "--out", "--split", "--seed", "--device"}
+    several = {"--samples", "--form", "--out", "--split"}
     for option, found in forms.items():
         assert len(found) == 1 or option in several, f"{option}: {found}"
 
@@ -104,8 +104,9 @@ def test_device_is_what_lightning_takes():
         placed("cuda:x")
 
 
-def test_device_of_train_is_a_setting(capsys):
-    assert main(["train", "demo", "--device", "cuda:1", "--print-config"]) == 0
+@pytest.mark.parametrize("option", ["--device", "--accelerator"])  # the second is the former name
+def test_device_of_train_is_a_setting(option, capsys):
+    assert main(["train", "demo", option, "cuda:1", "--print-config"]) == 0
     printed = capsys.readouterr().out
     assert "accelerator: cuda\n" in printed
     assert "devices: 1,\n" in printed

@@ -20,6 +20,7 @@ from tests.tools import tool
 ASKED = {  # what is typed, the last word being completed -> what is offered
     "ambiseg ": {"demo", "train", "evaluate", "predict", "report", "data", "completion"},
     "ambiseg ev": {"evaluate"},
+    "ambiseg train au": {"auto"},
     "ambiseg train lidc-": {"lidc-light", "lidc-one-label"},
     "ambiseg train demo --trainer.epo": {"--trainer.epochs"},
     "ambiseg demo --optimizer.l": {"--optimizer.lr"},

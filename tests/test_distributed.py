@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from ambiseg import cli
 from ambiseg.data.loader import seed_of
 from ambiseg.data.module import DataModule
 from ambiseg.evaluation import evaluate
 from ambiseg.metrics import ged
 from ambiseg.runs import Run
 from tests.conftest import TINY
+from tests.files import save
 
 TRAIN = """
 import sys
@@ -34,8 +40,8 @@ if __name__ == "__main__":
 """
 
 
-def run(*command: str, folder: Path) -> None:
-    """Run Python to its end. Whatever it started goes with it when it takes too long."""
+def run(*command: str, folder: Path, said: bool = False) -> None:
+    """Run Python to its end; it says nothing unless ``said``. Whatever it started ends with it."""
     # Lightning then divides the cores among the processes, which must not change a digit.
     environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
     process = subprocess.Popen(
@@ -43,13 +49,13 @@ def run(*command: str, folder: Path) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
-        said, _ = process.communicate(timeout=240)
+        text, _ = process.communicate(timeout=240)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        said, _ = process.communicate()
-        pytest.fail(f"no end after 240 s:\n{said}")
-    assert process.returncode == 0, said
-    assert said == ""
+        text, _ = process.communicate()
+        pytest.fail(f"no end after 240 s:\n{text}")
+    assert process.returncode == 0, text
+    assert said or text == ""
 
 
 def test_two_processes_evaluate_as_one_does(tiny_run, tmp_path):
@@ -84,3 +90,20 @@ def test_two_processes_train(tmp_path):
     g = torch.Generator().manual_seed(seed_of(trained.config.seed, "validation", batch.names[0]))
     again = ged(trained.model("last").predict(batch.images).sample(16, g), batch.annotations).mean().item()
     assert trained.history[-1]["val_ged"] == pytest.approx(again, rel=1e-7)  # the weights that were saved
+
+
+def test_two_processes_predict_as_one_does(tmp_path):
+    """Every process ends by itself, and all files are the same to the byte."""
+    for k in range(3):
+        save(tmp_path / "in" / f"{k}.png", np.random.default_rng(k).integers(0, 256, (24, 20), dtype=np.uint8))
+    options = ["predict", "demo", str(tmp_path / "in"), "--quiet", "--out"]
+    with contextlib.redirect_stderr(io.StringIO()):
+        assert cli.main([*options, str(tmp_path / "one")]) == 0
+    shutil.copytree(tmp_path / "one" / "1", tmp_path / "two" / "1")  # as an interrupted command leaves it
+    two = ["--device", "cpu", "--devices", "2", "--skip-existing"]
+    run("-m", "ambiseg", *options, str(tmp_path / "two"), *two, folder=tmp_path, said=True)
+    files = [path.relative_to(tmp_path / "one") for path in sorted((tmp_path / "one").rglob("*.*"))]
+    assert [path.relative_to(tmp_path / "two") for path in sorted((tmp_path / "two").rglob("*.*"))] == files
+    assert len({path.parent for path in files}) == 3
+    for path in files:
+        assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "two" / path).read_bytes(), path

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,9 @@ import ambiseg
 from ambiseg.cli import main
 from ambiseg.config import parse
 from ambiseg.data.sets.nodules.cases import Nodules
+from ambiseg.prediction import predict
 from ambiseg.runs import open_run
+from tests.conftest import REPOSITORY
 
 
 def test_it_is_small_and_says_how_it_was_made():
@@ -21,7 +25,8 @@ def test_it_is_small_and_says_how_it_was_made():
     command = run.about["command"]
     assert command[:3] == ["ambiseg", "train", "demo"]
     settings = [word for word in command[3:] if word not in ("--out", "runs/demo")]
-    assert run.config == parse(settings, "demo")  # the recipe of today makes it again
+    precision = f"--trainer.precision={run.config.trainer.precision}"  # of before the default was to choose one
+    assert run.config == parse([*settings, precision], "demo")  # the recipe of today makes it again
     assert run.about["seed"] == run.config.seed
     assert {"standard-16", "compact-16"} <= run.about["scores"].keys()
     assert run.about["scores"]["images"] == len(run.split.parts["test"])
@@ -58,3 +63,14 @@ def test_it_predicts_from_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert main(["predict", "demo", "scan.png", "--out", "masks"]) == 0
     assert (tmp_path / "masks" / "scan" / "overview.png").stat().st_size > 10_000
     assert "1 predicted" in capsys.readouterr().out
+
+
+def test_the_page_shows_what_the_shipped_model_predicts_of_the_sample():
+    """``python tools/draw_prediction.py`` writes sample, picture and JSON again when the model has changed."""
+    page = (REPOSITORY / "docs" / "predict.md").read_text(encoding="utf-8")
+    shown = json.loads(re.findall(r"```json\n(.*?)```", page, re.DOTALL)[0])
+    [found] = predict("demo", "sample")
+    assert found.strata is not None
+    assert found.notes == ()
+    assert found.strata.weights.tolist() == pytest.approx(shown["strata"]["weights"], abs=0.02)
+    assert found.masks.mass[0, 0].item() == pytest.approx(shown["masks"][0]["weight"], abs=0.05)

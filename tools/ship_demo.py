@@ -41,6 +41,7 @@ def main(folder: str) -> None:
     }
     write_text(TARGET / "run.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
     print(f"{TARGET}: {sum(path.stat().st_size for path in TARGET.iterdir()):,} bytes")
+    print("python tools/draw_prediction.py draws what the docs show of it")
 
 
 def card_of(run: Run) -> dict[str, Any]:

@@ -15,6 +15,7 @@
 - :mod:`ambiseg.data`        data sets, splits, augmentation, loading
 - :mod:`ambiseg.config`      a run as one typed configuration; recipes
 - :mod:`ambiseg.runs`        the folder of a run, and loading a model from it
+- :mod:`ambiseg.planning`    ``plan``: settings that fit the data, with reasons; warnings before a training
 - :mod:`ambiseg.training`    ``train``; :mod:`ambiseg.evaluation` ``evaluate``; :mod:`ambiseg.prediction` ``predict``
 - :mod:`ambiseg.reporting`   ``report``, the page of a run
 - :mod:`ambiseg.cli`         the ``ambiseg`` command
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
         sample_diversity,
     )
     from ambiseg.overlap import pairwise_iou
+    from ambiseg.planning import Plan, plan
     from ambiseg.prediction import predict
     from ambiseg.reporting import report
     from ambiseg.runs import Run, TrainedModel, load
@@ -71,11 +73,12 @@ _NAMES = {
     "config": ("Config",),
     "evaluation": ("Evaluation", "evaluate", "evaluate_files"),
     "masks": ("MaskDistribution",),
-    "methods": ("METHODS", "Method", "MoSE", "Predictive", "Stratified", "load_official"),
+    "methods": ("METHODS", "Method", "MoSE", "Plan", "Predictive", "Stratified", "load_official"),
     "metrics": (
         "PROTOCOLS", "bootstrap", "ece", "ged", "matched_iou", "pixel_entropy", "reliability_curve", "sample_diversity",
     ),
     "overlap": ("pairwise_iou",),
+    "planning": ("Plan", "plan"),
     "prediction": ("predict",),
     "reporting": ("report",),
     "runs": ("Run", "TrainedModel", "load"),
@@ -88,11 +91,11 @@ _MODULES = (
 )  # fmt: skip
 
 __all__ = [  # noqa: RUF022 - names first, then modules
-    "METHODS", "PROTOCOLS", "Config", "Evaluation", "MaskDistribution", "Method", "MoSE", "Predictive", "Run",
+    "METHODS", "PROTOCOLS", "Config", "Evaluation", "MaskDistribution", "Method", "MoSE", "Plan", "Predictive", "Run",
     "Stratified", "TrainedModel", "bootstrap", "ece", "evaluate", "evaluate_files", "ged", "load", "load_official",
-    "matched_iou", "pairwise_iou", "pixel_entropy", "predict", "reliability_curve", "report", "sample_diversity",
-    "train", "config", "data", "evaluation", "io", "masks", "methods", "metrics", "nn", "overlap", "prediction",
-    "regions", "runs", "training", "transport",
+    "matched_iou", "pairwise_iou", "pixel_entropy", "plan", "predict", "reliability_curve", "report",
+    "sample_diversity", "train", "config", "data", "evaluation", "io", "masks", "methods", "metrics", "nn", "overlap",
+    "prediction", "regions", "runs", "training", "transport",
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -65,7 +66,9 @@ class TrainerConfig(Settings):
     num_nodes: int = Field(default=1, ge=1, description="machines")
     strategy: str = Field(default="auto", description="auto, ddp and others that Lightning knows")
     precision: str = Field(
-        default="32-true", description="32-true, bf16-mixed, 16-mixed and others that Lightning knows"
+        default="auto",
+        description="auto: bf16-mixed on devices that have instructions for it, 32-true on others; or one of these, "
+        "16-mixed and others that Lightning knows",
     )
     accumulate: int = Field(default=1, ge=1, description="batches whose gradients are added before a step")
     channels_last: bool = Field(
@@ -255,11 +258,47 @@ def load(path: str | os.PathLike[str]) -> Config:
     return validate(Config, migrated(read_yaml(path)), prefix=f"{path}: ")
 
 
-def dump(config: Config) -> str:
-    """YAML of all settings, defaults included, in the order of their sections."""
+def dump(config: Config, comments: Mapping[str, str] | None = None) -> str:
+    """YAML of all settings, defaults included, in the order of their sections.
+
+    Args:
+        comments: put beside settings, by their keys.
+
+    >>> text = dump(Config(), {"trainer.epochs": "as long as it takes"})
+    >>> next(line for line in text.splitlines() if "epochs" in line)
+    '  epochs: 30  # as long as it takes'
+    """
     import yaml
 
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    content = config.model_dump(mode="json")
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1 << 16)  # a setting, a line
+    return _commented(text, comments) if comments else text
+
+
+def _commented(text: str, comments: Mapping[str, str]) -> str:
+    lines, path = [], list[str]()
+    for line in text.splitlines():
+        if key := re.match(r"( *)([\w-]+):(?: |$)", line):  # not an item of a list
+            path = [*path[: len(key[1]) // 2], key[2]]
+            if reason := comments.get(".".join(path)):
+                line += f"  # {' '.join(reason.split())}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def nested(settings: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
+    """Settings by key, or as arguments of a command, as nested tables; values are not checked yet.
+
+    >>> nested(["--data.root", "scans/", "--data.size=64"])
+    {'data': {'root': 'scans/', 'size': 64}}
+    >>> nested({"data.root": "scans/", "trainer": {"epochs": 8}})
+    {'data': {'root': 'scans/'}, 'trainer': {'epochs': 8}}
+    """
+    by_key = isinstance(settings, Mapping)
+    content: dict[str, Any] = {}
+    for path, value in [(key.split("."), value) for key, value in _flat(settings)] if by_key else _given(settings):
+        _put(content, path, value)
+    return content
 
 
 class _Typed(str):

@@ -2,10 +2,10 @@
 
 =====================  ============================================================================================
 ``config.yaml``        every setting, defaults included
-``run.json``           the data's classes and intensity, versions, seeds, the command
+``run.json``           the data's classes and intensity, precision, versions, seeds, the command
 ``split.json``         which case is in which part, with a fingerprint of the data
 ``metrics.csv``        one line per epoch
-``best.safetensors``   weights of the epoch with the smallest validation GED
+``best.safetensors``   weights of the epoch with the smallest validation GED; of the last until one was validated
 ``last.safetensors``   weights of the last epoch
 ``best.ckpt``          the same with optimiser and schedules, to go on from
 ``last.ckpt``          what ``ambiseg train --resume`` takes up
@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
@@ -126,6 +128,12 @@ class TrainedModel:
         return next(self.method.parameters()).device
 
 
+def best_row(history: Sequence[Mapping[str, float]]) -> Mapping[str, float] | None:
+    """The epoch whose weights are the best, the first with the smallest validation GED; ``None`` if none has any."""
+    scored = [row for row in history if math.isfinite(row.get("val_ged", math.nan))]
+    return min(scored, key=lambda row: row["val_ged"], default=None)
+
+
 def build_model(config: Config, channels: int, classes: int) -> Method:
     """The network that a configuration describes, with fresh weights from PyTorch's global generator."""
     try:
@@ -167,24 +175,50 @@ class Run:
             self.card = replace(self.card, reading=Reading(options.get("axes"), options.get("axis"), convert))
 
     @staticmethod
-    def create(folder: str | os.PathLike[str], config: Config, card: Card, split: Split, command: list[str]) -> Run:
-        """Make the folder and write what is known before the first step; ``run.json`` comes last."""
+    def create(
+        folder: str | os.PathLike[str],
+        config: Config,
+        card: Card,
+        split: Split,
+        command: list[str],
+        *,
+        precision: str | None = None,
+        reasons: Mapping[str, str] | None = None,
+        warnings: Sequence[str] = (),
+    ) -> Run:
+        """Make the folder and write what is known before the first step; ``run.json`` comes last.
+
+        Args:
+            precision: the one used, where the configuration may say ``auto``.
+            reasons: of settings, by their keys, where the run was planned.
+            warnings: what may keep it from learning.
+        """
         folder = Run.claim(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "config.yaml", configuration.dump(config))
+        write_text(folder / "config.yaml", configuration.dump(config, reasons))
         split.save(folder / "split.json")
         about = {
             "format": _FORMAT,
             "command": command,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "seed": config.seed,
+            "precision": precision or config.trainer.precision,
             "data": card_as_json(card),
             "split": {"fingerprint": split.fingerprint, "rule": str(split.rule)},
             "versions": versions(),
             "git": _commit(),
+            "warnings": list(warnings),
+            **({"reasons": dict(reasons)} if reasons else {}),
         }
         write_text(folder / "run.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
         return Run(folder)
+
+    def reasons(self, config: Config) -> dict[str, str]:
+        """Why settings are what they are, where the run was planned; of those that ``config`` keeps as they were."""
+        return {
+            key: reason if _setting(config, key) == _setting(self.config, key) else "changed when the run was resumed"
+            for key, reason in self.about.get("reasons", {}).items()
+        }
 
     @staticmethod
     def claim(folder: str | os.PathLike[str]) -> Path:
@@ -204,6 +238,11 @@ class Run:
     def digest(self, which: Which = "best") -> str:
         """Hash of the weights: an evaluation with another hash is out of date."""
         return hashlib.blake2b(self._weights(which).read_bytes(), digest_size=16).hexdigest()
+
+    @property
+    def precision(self) -> str:
+        """The precision that the run was begun with; before it was recorded, it was that of the configuration."""
+        return self.about.get("precision", self.config.trainer.precision)
 
     @property
     def split(self) -> Split:
@@ -305,6 +344,13 @@ def versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed"
+    return found
+
+
+def _setting(config: Config, key: str) -> Any:
+    found: Any = config
+    for part in key.split("."):
+        found = getattr(found, part, None)
     return found
 
 

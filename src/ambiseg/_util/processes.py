@@ -1,12 +1,16 @@
-"""Which of several processes writes and prints; Lightning without its hints."""
+"""Which of several processes writes and prints; how the program was called; Lightning without its hints."""
 
 from __future__ import annotations
 
 import logging
 import os
+import shlex
+import shutil
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 _RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "RANK")
 _HINTS = (
@@ -23,6 +27,19 @@ _HINTS = (
 def first_process() -> bool:
     """Whether this process prints and writes files; Lightning and SLURM number processes in the environment."""
     return all(int(os.environ.get(name, 0)) == 0 for name in _RANKS)
+
+
+def program() -> str:
+    """How to call ambiseg again from the same folder, for commands that are suggested.
+
+    Its name where the shell finds it; else the path that it was called by, such as ``.venv/bin/ambiseg``.
+    """
+    called, found = Path(sys.argv[0]), shutil.which("ambiseg")
+    if called.stem != "ambiseg":  # python -m ambiseg, or a program that imports it
+        return "ambiseg" if found else f"{shlex.quote(sys.executable)} -m ambiseg"
+    if found and called.exists() and Path(found).samefile(called):
+        return "ambiseg"
+    return shlex.quote(os.fspath(called))
 
 
 @contextmanager

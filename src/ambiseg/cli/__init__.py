@@ -61,7 +61,8 @@ def parser() -> Parser:
         allow_abbrev=False,
         formatter_class=Help,
         description="Segmentation where annotators disagree: every plausible mask, and how likely each one is.",
-        epilog="`ambiseg COMMAND --help` says what a command does and shows examples.",
+        epilog="`ambiseg predict demo sample` shows what comes out, without any data of yours.\n"
+        "`ambiseg COMMAND --help` says what a command does and shows examples.",
     )
     top.add_argument("--version", action="version", version=f"ambiseg {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -101,6 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.notes and not chosen.quiet:
         print(f"ambiseg: {', '.join(chosen.notes)}", file=sys.stderr)
     own.FOLDERS[:] = [os.getcwd()]  # where a module:Class of a setting may be
+    _spin_briefly()
     try:
         if not getattr(chosen, "light", False):
             with _patience():
@@ -123,6 +125,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text = f"{known.filename}: {known.strerror}"
         print(f"ambiseg: {text}", file=sys.stderr)
         return 2
+
+
+# What a user may have decided about waiting threads, and what is decided here: GNU's OpenMP, and Intel's and LLVM's.
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+_BRIEFLY = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "1"}
+
+
+def _spin_briefly() -> None:
+    """Let threads that wait for each other give up their core soon, before PyTorch is imported, which reads this once.
+
+    By default they spin for milliseconds. On a machine with other work that keeps the thread they wait for from its
+    core, and two threads are slower than one. Not to spin at all is slow on an idle machine.
+    """
+    if "torch" not in sys.modules and not any(name in os.environ for name in _WAITING):
+        os.environ.update(_BRIEFLY)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ambiseg.cli.options import known_settings
+from ambiseg.cli.train import AUTO
 
 SHELLS = {
     "bash": 'eval "$(ambiseg completion bash)"                            in ~/.bashrc',
@@ -91,11 +92,10 @@ def _named(argument: str) -> tuple[str, ...]:
     """What can be named for an option or an argument that takes other words as well."""
     known = known_settings()
     return {
-        "RECIPE": tuple(path.stem for path in sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))),
+        "RECIPE": (AUTO, *(path.stem for path in sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml")))),
         "RUN": ("demo",),
         "DATA": tuple(known["data.name"]),
         "--protocol": tuple(known["evaluation.protocol"]),
-        "--accelerator": ("cpu", "cuda", "mps"),
         "--device": ("cpu", "cuda", "mps"),
         "--split": ("train", "val", "test"),
     }.get(argument, ())

@@ -69,7 +69,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     shares = ["train=0.7", "val=0.1", "test=0.2"]
     meaning = f"shares of the patients; they sum to 1 (default: {' '.join(shares)})"
     split.add_argument("--fractions", nargs="+", metavar="PART=SHARE", default=shares, help=meaning)
-    split.add_argument("--seed", type=int, default=0, help="another seed gives another split (default: 0)")
+    split.add_argument("--seed", type=int, metavar="S", default=0, help="another seed gives another split (default: 0)")
     split.add_argument("--declared", action="store_true", help="take the split that the data's owner gave")
     released = ("--released", f"--{RELEASED_SPLIT}")  # the second is the former name
     split.add_argument(*released, action="store_true", help="for LIDC: the split by series that the paper's code makes")
@@ -227,7 +227,7 @@ def _pairs(option: str, texts: list[str], parse: Any, expected: str) -> dict[str
 def _open(arguments: argparse.Namespace) -> Cases:
     """A data set by its name, or the folder, manifest or store at a path."""
     from ambiseg._util.progress import reporting
-    from ambiseg.data.config import DATASETS, NEEDS_ROOT, DataConfig, open_cases
+    from ambiseg.data.config import DATASETS, NEEDS_ROOT, DataConfig, dataset_at, open_cases
     from ambiseg.settings import read_value
 
     options = _pairs("--set", arguments.options, read_value, "KEY=VALUE")
@@ -238,8 +238,6 @@ def _open(arguments: argparse.Namespace) -> Cases:
         path = Path(root := arguments.data)
         if not path.exists():
             raise DataError(f"{root}: expected {', '.join(known)} or an existing folder, found neither")
-        inside = {"store.json": "store", "leftImg8bit": "cityscapes", "trainannot": "camvid"}
-        found = next((kind for file, kind in inside.items() if (path / file).exists()), "folder")
-        name = "arrays" if path.suffix == ".npz" else found
+        name = dataset_at(path)
     with reporting("opening the data", arguments.quiet):
         return open_cases(DataConfig(name=name, root=root, options=options))

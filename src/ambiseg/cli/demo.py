@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
+from ambiseg._util.processes import program
 from ambiseg.cli.options import add_device, add_json, check_json, emit
 from ambiseg.cli.train import settings_of
 
@@ -18,7 +20,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
         help="train, evaluate and report on the embedded data",
         description="Train a small model on the nodules that come with the package (real outlines of four\n"
         "radiologists on simulated CT), evaluate it on patients it has not seen, and write a page of\n"
-        "results: about ten minutes on two cores. Run again, it goes on from wherever it is.",
+        "results: about five minutes on two cores. Run again, it goes on from wherever it is.",
         epilog="Settings of `ambiseg train` may be added, such as --trainer.epochs 2.",
         formatter_class=formatter,
         allow_abbrev=False,
@@ -71,6 +73,8 @@ def _demo(arguments: argparse.Namespace) -> int:
         shown = f"GED({setting.samples}) on {results.images} test nodules"
         print(f"\n{shown} of {results.patients} patients: {score.mean:.3f} [{score.low:.3f}, {score.high:.3f}]")
         print(f"look at   {page}")
-        print(f"predict   ambiseg predict {out} IMAGE --out predictions/")
-        print("your own  ambiseg data check FOLDER   then   ambiseg train demo --data.name folder --data.root FOLDER")
+        typed, folder = program(), shlex.quote(str(out))
+        print(f"predict   {typed} predict {folder} sample --out predictions/")
+        print(f"your own  {typed} data check FOLDER")
+        print(f"          {typed} train auto --data.root FOLDER --out runs/mine")
     return 0

@@ -27,17 +27,19 @@ def known_settings() -> dict[str, list[str]]:
 
 # -- options ----------------------------------------------------------------------------------------------------------
 
+_RENAMED = {"--accelerator": "--device"}  # as evaluate called it
+
 
 def add_json(parser: Any) -> None:
     """``--json [FILE]``."""
-    meaning = "print the results as JSON and nothing else; with a FILE.json, write them there as well"
+    meaning = "print the results as JSON instead, or also write them to FILE.json"
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help=meaning)
 
 
 def add_device(parser: Any, default: str) -> None:
     """``--device KIND``."""
     meaning = f"cpu, cuda, cuda:1, mps … (default: {default})"
-    parser.add_argument("--device", "--accelerator", metavar="KIND", help=meaning)
+    parser.add_argument("--device", metavar="KIND", help=meaning)
 
 
 def placed(device: str) -> dict[str, str]:
@@ -65,7 +67,7 @@ def regular(arguments: Sequence[str]) -> list[str]:
         word = left.pop(0)
         key, equals, value = word.partition("=")
         if key.startswith("--") and "." not in key:
-            word = key.replace("_", "-") + equals + value
+            word = _RENAMED.get(key, key.replace("_", "-")) + equals + value
         if word == "--json":
             file = left and (left[0] == "-" or left[0].endswith(".json"))
             word = f"--json={left.pop(0) if file else '-'}"

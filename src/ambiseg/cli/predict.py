@@ -11,18 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from ambiseg._util import terminal
 from ambiseg._util.errors import DataError
-from ambiseg.cli.options import add_json, check_json, emit
+from ambiseg.cli.options import add_device, add_json, check_json, emit, placed
 
 if TYPE_CHECKING:
     from ambiseg.prediction import Prediction
+    from ambiseg.prediction.loop import Outcome, Processes
 
 EXAMPLES = """\
 examples:
-  ambiseg predict demo scan.png                       the model that comes with the package; see predictions/scan/
+  ambiseg predict demo sample                         model and image that come with the package
   ambiseg predict runs/mine scans/ --out masks/       every image of a folder, and of the folders in it
   ambiseg predict runs/mine ct.nii.gz --samples 16    16 equally likely volumes instead of weighted ones
   ambiseg predict runs/mine slide.tif --window 768    a large image in windows of 768 pixels
   ambiseg predict runs/mine scans/ --skip-existing    go on after an interruption
+  ambiseg predict runs/mine scans/ --devices 4        four processes, which share the images
+  ambiseg predict demo ct.png --assume-window -1000 400   a CT that was saved for the screen
   ambiseg predict runs/mine scan.png --json --quiet   results for another program
 """
 
@@ -35,13 +38,17 @@ Exit code: 0 when all images were predicted, 1 when some were not, 2 when none w
 predicted is one line on the error stream, and the others go on."""
 
 _SHOWN = 40  # lines of the table that are printed; --json has all
+_NAMED = ("per_stratum", "samples", "window", "overlap", "axes", "device", "assume_window", "extra")
+_WARNED = 5  # images whose warnings are printed; --json and weights.json have all
 _SHELL = {  # arguments of functions that error messages name, as they are typed
-    r"^(per_stratum|samples|window|overlap|axes|device): ": lambda found: f"--{found[1].replace('_', '-')}: ",
+    rf"^({'|'.join(_NAMED)}): ": lambda found: f"--{found[1].replace('_', '-')}: ",
     'existing="skip"': "--skip-existing",
     'existing="overwrite"': "--overwrite",
     "convert=True": "--convert",
     r"\bwindow=(\d+)": r"--window \1",
     "set samples instead": "use --samples",
+    "for assume_window": "for --assume-window",
+    "whose folder extra names": "whose folder --extra names",
 }
 
 
@@ -51,7 +58,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     command = commands.add_parser("predict", help="write weighted masks of new images", **about)
     command.set_defaults(run=_run, existing="refuse")
     command.add_argument("model", metavar="RUN", help="the folder of a run, or demo")
-    command.add_argument("images", metavar="IMAGE", nargs="+", help="images, or folders of images")
+    command.add_argument("images", metavar="IMAGE", nargs="+", help="images, folders of images, or sample")
     command.add_argument("--out", metavar="DIR", default="predictions", help="where to (default: predictions)")
     no: dict[str, Any] = {"action": "store_false"}
 
@@ -60,7 +67,9 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     count: dict[str, Any] = {"type": int, "metavar": "N"}
     form.add_argument("--per-stratum", **count, help="weighted masks per stratum of the method (default: 4)")
     form.add_argument("--samples", **count, help="equally likely masks instead (without strata the default: 16)")
-    masks.add_argument("--seed", type=int, default=0, help="other masks of the same distribution (default: 0)")
+    masks.add_argument(
+        "--seed", type=int, metavar="S", default=0, help="other masks of the same distribution (default: 0)"
+    )
     masks.add_argument("--no-merge", dest="merge", **no, help="keep equal masks apart instead of adding their weights")
 
     images, side = command.add_argument_group("images"), {"type": int, "metavar": "PIXELS"}
@@ -69,12 +78,18 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     images.add_argument("--convert", action="store_true", help="read grey as colour, and colour that is grey as grey")
     images.add_argument("--axes", metavar="AXES", help="of NumPy arrays: HW, HWC, CHW, DHW, DHWC or DCHW")
     images.add_argument("--axis", type=int, choices=(0, 1, 2), help="of NIfTI slices (default: as in training)")
+    assumed: dict[str, Any] = {"nargs": 2, "type": float, "metavar": ("LOW", "HIGH")}
+    images.add_argument("--assume-window", **assumed, help="8 or 16 bits show LOW to HIGH in the model's units")
+    images.add_argument("--extra", metavar="DIR", help="another model's predictions, for a model trained with such")
     dicom = "what the DICOM files of a folder are (default: series)"
     images.add_argument("--dicom", choices=("series", "files"), default="series", help=dicom)
 
     running = command.add_argument_group("running")
     running.add_argument("--which", choices=("best", "last"), default="best", help="weights of (default: best)")
-    running.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps … (default: cpu)")
+    add_device(running, "cpu; with --devices the best there is")
+    running.add_argument("--devices", metavar="D", help="processes that share the images: 2, or 0,3 (default: 1)")
+    running.add_argument("--num-nodes", type=int, metavar="M", help="machines (default: 1)")
+    running.add_argument("--threads", type=int, metavar="T", help="per process; may change the last digit")
     there, kept = running.add_mutually_exclusive_group(), {"dest": "existing", "action": "store_const"}
     there.add_argument("--overwrite", **kept, const="overwrite", help="replace earlier predictions in DIR")
     there.add_argument("--skip-existing", **kept, const="skip", help="leave out images that have one")
@@ -91,9 +106,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _predict(arguments: argparse.Namespace) -> int:
+    from ambiseg._util.processes import first_process
     from ambiseg._util.progress import reporting
-    from ambiseg.prediction import Options, Predictor, write
+    from ambiseg.prediction import Options, Predictor
     from ambiseg.prediction.inputs import find_inputs
+    from ambiseg.prediction.loop import predict_each
     from ambiseg.prediction.writing import target
 
     out, existing = Path(arguments.out), arguments.existing
@@ -103,26 +120,62 @@ def _predict(arguments: argparse.Namespace) -> int:
     options = Options(**{field.name: getattr(arguments, field.name) for field in fields(Options)})
     found = find_inputs(arguments.images, arguments.dicom, out)
     todo = [one for one in found if target(out, one.name, existing) is not None]
-    with reporting("loading the model", arguments.quiet):
-        predictor = Predictor(arguments.model, options, arguments.which, arguments.device)
-    failures, rows = [], []
-    with reporting("predicting", arguments.quiet) as report:
-        for i, (name, path) in enumerate(todo):
-
-            def progress(done: int, total: int, before: int = i) -> None:  # in windows and slices, or in images
-                report(*((done, total) if len(todo) == 1 else (before + done / total, len(todo))))
-
-            try:
-                prediction = predictor(path, name, progress)
-            except DataError as error:
-                failures.append({"image": str(path), "error": _in_shell_words(error)})
-                print(f"ambiseg: {failures[-1]['error']}", file=sys.stderr)
-                continue
-            rows.append(_row(prediction, write(prediction, out, existing, arguments.overview)))
-            for note in prediction.notes:
-                print(f"ambiseg: {path}: {note}", file=sys.stderr)
-    _print(arguments, rows, failures, len(found) - len(todo))
+    processes, device, share = _processes(arguments), arguments.device or "cpu", slice(None)
+    if processes is not None:
+        device, share = processes.device, processes.share
+    silent = arguments.quiet or not first_process()
+    with reporting("loading the model", silent):
+        predictor = Predictor(arguments.model, options, arguments.which, device)
+    lines: list[tuple[int, dict[str, Any]]] = []
+    stopped, odd = None, 0
+    try:
+        with reporting("predicting", silent) as report:
+            for one in predict_each(predictor, todo, out, existing, arguments.overview, report, share):
+                lines.append((one.number, line := _line(one)))
+                odd += bool(line.get("notes"))
+                for note in line.get("notes", ()) if odd <= _WARNED else ():
+                    print(f"ambiseg: warning: {line['image']}: {note}", file=sys.stderr)
+    except Exception as error:  # the other processes wait for this one's results
+        if processes is None:
+            raise
+        stopped = error
+    if processes is not None:
+        lines = sorted((line for part in processes.gather(lines) for line in part), key=lambda line: line[0])
+    if stopped is not None:
+        raise stopped
+    rows = [line for _, line in lines if "error" not in line]
+    failures = [line for _, line in lines if "error" in line]
+    if first_process():
+        _print(arguments, rows, failures, len(found) - len(todo))
     return 0 if not failures else 1 if rows else 2
+
+
+def _processes(arguments: argparse.Namespace) -> Processes | None:
+    """What Lightning starts, if it is asked to; one process on a device of PyTorch's needs no Lightning."""
+    import torch
+
+    if arguments.threads is not None:
+        if arguments.threads < 1:
+            raise DataError(f"--threads: expected 1 or more, found {arguments.threads}")
+        torch.set_num_threads(arguments.threads)
+    asked = {name: getattr(arguments, name) for name in ("devices", "num_nodes")}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    if not asked and arguments.device not in ("auto", "gpu"):  # which are Lightning's words
+        return None
+    from ambiseg.prediction.loop import Processes
+
+    if str(asked.get("devices", "")).isdigit():
+        asked["devices"] = int(asked["devices"])
+    return Processes(**{**placed(arguments.device or "auto"), **asked}, threads=arguments.threads)
+
+
+def _line(one: Outcome) -> dict[str, Any]:
+    """What came of one image, for the table; a failure is said at once."""
+    if one.prediction is None or one.folder is None:
+        line = {"image": str(one.image), "error": _in_shell_words(one.error or ValueError(one.name))}
+        print(f"ambiseg: {line['error']}", file=sys.stderr)
+        return line
+    return _row(one.prediction, one.folder)
 
 
 def _in_shell_words(error: Exception) -> str:
@@ -169,7 +222,8 @@ def _print(arguments: argparse.Namespace, rows: list[dict[str, Any]], failures: 
         console.print(table(["image", *strata, "masks", "top mask", "entropy"], cells))
     if len(rows) > _SHOWN:
         console.print(f"and {len(rows) - _SHOWN:,} more")
-    numbers = {"predicted": len(rows), "skipped": skipped, "failed": len(failures)}
+    odd = sum(bool(row["notes"]) for row in rows)
+    numbers = {"predicted": len(rows), "with warnings": odd, "skipped": skipped, "failed": len(failures)}
     told = ", ".join(f"{number:,} {what}" for what, number in numbers.items() if number or what == "predicted")
     where = f"; written to {arguments.out}" if rows else f"; those in {arguments.out} stay" if skipped else ""
     console.print(f"{told}{where}", highlight=False, soft_wrap=True)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import sys
 import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ambiseg._util.errors import ConfigError
-from ambiseg._util.processes import first_process
+from ambiseg._util.processes import first_process, program
+from ambiseg._util.text import count
 from ambiseg.cli.options import add_device, add_json, check_json, emit, placed
 
 EXAMPLES = """\
 examples:
-  ambiseg train demo                                        about ten minutes on two cores
+  ambiseg train auto --data.root scans/ --out runs/mine     settings that fit your data, each with its reason
+  ambiseg train auto --data.root scans/ --minutes 60        the same for a longer training
+  ambiseg train demo                                        about five minutes on two cores
   ambiseg train demo --model.samples 8 --trainer.epochs 10  the same with other settings
   ambiseg train my.yaml --data.root scans/ --out runs/mine  a recipe of your own
   ambiseg train lidc --trainer.devices 4 --trainer.num_nodes 2 --trainer.strategy ddp
@@ -25,6 +30,8 @@ examples:
 Any setting can be given as --section.key value, or --key value where only one section has that key (--epochs 2);
 `ambiseg train --settings` lists them with their meaning.
 """
+
+AUTO = "auto"  # in the place of a recipe: see ambiseg.planning
 
 
 def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
@@ -39,9 +46,12 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
         formatter_class=formatter,
         allow_abbrev=False,
     )
-    train.add_argument("recipe", nargs="?", metavar="RECIPE", help="a recipe's name, or a YAML file")
+    train.add_argument("recipe", nargs="?", metavar="RECIPE", help="auto, a recipe's name, or a YAML file")
     train.add_argument("--out", metavar="DIR", help="the run's folder (default: runs/RECIPE)")
     train.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
+    train.add_argument(
+        "--minutes", metavar="N", type=float, help="of one core that training may take, with auto (default: 6)"
+    )
     add_device(train, "the best there is; --devices and --num-nodes are settings")
     add_json(train)
     train.add_argument("--quiet", action="store_true", help="print nothing but errors")
@@ -68,31 +78,98 @@ def _train(arguments: argparse.Namespace) -> int:
         return 0
     if (arguments.recipe is None) == (arguments.resume is None):
         known = ", ".join(configuration.recipes())
-        raise ConfigError(f"train: expected a recipe ({known}, or a YAML file) or --resume RUN")
+        raise ConfigError(f"train: expected a recipe (auto, {known}, or a YAML file) or --resume RUN")
+    if arguments.minutes is not None and arguments.recipe != AUTO:
+        raise ConfigError("train: --minutes is for `ambiseg train auto`, which plans; use --trainer.epochs")
     if arguments.resume is not None and arguments.out is not None:
         raise ConfigError("train: expected --resume RUN or --out DIR, found both: a run goes on in its own folder")
     begun = None if arguments.resume is None else Path(arguments.resume)
     if begun is not None and not (begun / "config.yaml").is_file():
         raise ConfigError(f"{begun}: expected the folder of a run, found no config.yaml in it")
     out = begun or Path(arguments.out or Path("runs") / Path(arguments.recipe).stem)
-    config = configuration.parse(settings_of(arguments), begun / "config.yaml" if begun else arguments.recipe)
+    if arguments.recipe == AUTO:
+        from ambiseg.runs import Run
+
+        if not arguments.print_config:
+            Run.claim(out)
+        planned = _plan(arguments)
+        config, reasons = planned.config, planned.reasons
+    else:
+        config = configuration.parse(settings_of(arguments), begun / "config.yaml" if begun else arguments.recipe)
+        reasons = None
     if arguments.print_config:
-        print(configuration.dump(config), end="")
+        print(configuration.dump(config, reasons), end="")
         return 0
     if not arguments.quiet:
         print(f"training {arguments.recipe or arguments.resume} into {out}", file=sys.stderr, flush=True)
 
     from ambiseg.training import train
 
-    run = train(config, out, resume=begun is not None, quiet=arguments.quiet, command=sys.argv)
+    run = train(config, out, resume=begun is not None, quiet=arguments.quiet, command=sys.argv, reasons=reasons)
     if not first_process():
         return 0
-    best = min(run.history, key=lambda row: row.get("val_ged", float("inf")))
-    if emit(arguments, {"run": out, "epochs": len(run.history), "best": best, "last": run.history[-1]}):
-        if "val_ged" in best:
-            print(f"best epoch {best['epoch']:.0f}: validation GED {best['val_ged']:.4f}")
-        print(f"next: ambiseg evaluate {out}    ambiseg report {out}")
+    from ambiseg.runs import best_row
+
+    history = run.history
+    if emit(arguments, {"run": out, "epochs": len(history), "best": best_row(history), "last": history[-1]}):
+        print(outcome(history, config.trainer.check_every, config.data.eval_size))
+        typed, folder = program(), shlex.quote(str(out))
+        print(f"next: {typed} evaluate {folder}    {typed} report {folder}")
     return 0
+
+
+def outcome(history: Sequence[Mapping[str, float]], check_every: int, eval_size: Any) -> str:
+    """The best epoch in one line, or why there is none.
+
+    >>> outcome([{"epoch": 1, "val_ged": 0.5}, {"epoch": 2, "val_ged": 0.25}], 1, 64)
+    'best epoch 2: validation GED 0.2500 (of the middle 64×64 pixels of each image)'
+    >>> outcome([{"epoch": 1}, {"epoch": 2}], 5, None)
+    'no validation ran in 2 epochs (trainer.check_every is 5): the best weights are the last ones'
+    """
+    from ambiseg.runs import best_row
+
+    best = best_row(history)
+    if best is not None:
+        sides = [eval_size] * 2 if isinstance(eval_size, int) else eval_size
+        where = f" (of the middle {sides[0]}×{sides[1]} pixels of each image)" if sides else ""
+        return f"best epoch {best['epoch']:.0f}: validation GED {best['val_ged']:.4f}{where}"
+    why = f"no validation ran in {count(len(history), 'epoch')} (trainer.check_every is {check_every})"
+    if len(history) >= check_every:
+        why = "validation gave no GED: no image of the validation part has a value"
+    return f"{why}: the best weights are the last ones"
+
+
+def _plan(arguments: argparse.Namespace) -> Any:
+    from ambiseg._util.progress import reporting
+    from ambiseg.planning import MINUTES, plan
+
+    quiet = arguments.quiet or arguments.print_config or not first_process()
+    minutes = MINUTES if arguments.minutes is None else arguments.minutes
+    with reporting("looking at the training images", arguments.quiet) as progress:
+        planned = plan(settings=settings_of(arguments), minutes=minutes, progress=progress)
+    if not quiet:
+        print(plan_text(planned, min(shutil.get_terminal_size((120, 24)).columns, 140)), file=sys.stderr, flush=True)
+    return planned
+
+
+def plan_text(planned: Any, width: int) -> str:
+    """The settings that a plan chose, and why, in the order of ``config.yaml``."""
+    from ambiseg.settings import inline
+
+    rows = []
+    for key, reason in planned.reasons.items():
+        value: Any = planned.config
+        for part in key.split("."):
+            value = getattr(value, part)
+        rows.append((key, inline(value), reason))
+    sections = list(type(planned.config).model_fields)
+    rows.sort(key=lambda row: sections.index(row[0].split(".")[0]))
+    wide = max(len(key) for key, _, _ in rows) + 2
+    lines = []
+    for key, value, reason in rows:
+        body = textwrap.wrap(f"{value}  ({reason})", max(width - wide - 2, 30), break_on_hyphens=False)
+        lines += [f"  {key:<{wide}}{body[0]}", *(" " * (wide + 4) + line for line in body[1:])]
+    return "\n".join(["the plan, from the training part:", *lines])
 
 
 def settings_of(arguments: argparse.Namespace) -> list[str]:

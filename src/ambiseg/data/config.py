@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,9 +88,21 @@ class DataConfig(Settings):
     size: Size = Field(
         default=None, description="height and width of the training window; one number is a square; null: whole images"
     )
-    eval_size: Size = Field(default=None, description="the same for validation and test, in the middle of the image")
+    eval_size: Size = Field(
+        default=None,
+        description="the same for validation and test, in the middle of the image; null: whole images, large ones by "
+        "windows",
+    )
     outside: Outside = Field(
         default="reflect", description="beyond the border of an image that is smaller than the window: reflect or void"
+    )
+    windows: int = Field(default=1, ge=1, description="training windows of every image per epoch")
+    focus: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="share of the training windows that hold a marked pixel in their middle half; the others are "
+        "anywhere",
     )
     augment: Augment = Field(default=Augment(), description="random operations on training images")
     annotations: AnnotationPolicy = Field(
@@ -101,7 +114,9 @@ class DataConfig(Settings):
         default=1.0, gt=0, le=1, description="part of the training set to train on; a quarter is part of the half"
     )
     batch_size: int = Field(default=16, ge=1, description="images per step and process")
-    eval_batch_size: int = Field(default=32, ge=1, description="images at a time in validation and test")
+    eval_batch_size: int = Field(
+        default=32, ge=1, description="most images at a time in validation and test; fewer where they are large"
+    )
     workers: int = Field(default=0, ge=0, description="processes that load; 0: load in the training process")
     cache: Annotated[str | None, BeforeValidator(_cache)] = Field(
         default=USER,
@@ -187,6 +202,13 @@ def _own(config: DataConfig) -> Cases:
         found = list(first.image.shape) if isinstance(first, Case) else type(first).__name__
         raise DataError(f"data.name: expected a Case of {cases.channels} channels as first of {name}, found {found}")
     return cases if flips is None else Flips(cases, flips)
+
+
+def dataset_at(path: str | os.PathLike[str]) -> str:
+    """Which data set a path holds: a store, arrays, street scenes, or else a folder of images and masks."""
+    inside = {"store.json": "store", "leftImg8bit": "cityscapes", "trainannot": "camvid"}
+    found = next((name for file, name in inside.items() if (Path(path) / file).exists()), "folder")
+    return "arrays" if Path(path).suffix.lower() == ".npz" else found
 
 
 def open_split(cases: Cases, config: DataConfig, progress: Progress | None = None) -> Split:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ambiseg.settings import FORBID, SettingError
 
+_SAMPLE = 1 << 16  # pixels that percentiles of an image are taken from
 PerChannel = float | tuple[float, ...]  # one number for all channels, or one per channel
 
 
@@ -20,7 +21,9 @@ class Intensity:
     """Clip to a window, then shift and scale:  x ↦ (min(max(x, low), high) - mean) / std.
 
     Nothing is taken from the image itself, so that a value means the same in every image, and a crop of an image is
-    prepared as the whole image is.
+    prepared as the whole image is. Where values have no unit, as in MR, ``per_image`` first measures every channel of
+    an image in its own range,  x ↦ (x - p) / (q - p)  with its 0.5th and 99.5th percentile p and q; the range of a crop
+    is that of the whole image, which :meth:`ranges` gives.
 
     >>> lung = Intensity(low=-1000, high=400, mean=-300, std=700)
     >>> lung(torch.tensor([[[[-2000., -300., 3000.]]]]))
@@ -32,21 +35,43 @@ class Intensity:
     mean: PerChannel = Field(default=0.0, description="subtracted; one number for all channels, or one per channel")
     std: PerChannel = Field(default=1.0, description="divided by; one number for all channels, or one per channel")
 
+    per_image: bool = Field(
+        default=False,
+        description="first measure an image in its own range: its 0.5th percentile is 0, its 99.5th is 1, for values "
+        "without a unit, such as MR; low, high, mean and std are then in this unit",
+    )
+
     def __post_init__(self) -> None:
         if self.low is not None and self.high is not None and not self.low < self.high:
             raise SettingError("low", f"expected low < high, found {self.low:g} and {self.high:g}")
         if not all(s > 0 for s in (self.std if isinstance(self.std, tuple) else (self.std,))):
             raise SettingError("std", f"expected std > 0, found {self.std}")
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """``[B, C, *spatial]`` of any number type -> the same shape in float32."""
+    def __call__(self, images: Tensor, ranges: Tensor | None = None) -> Tensor:
+        """``[B, C, *spatial]`` of any number type -> the same shape in float32.
+
+        Args:
+            ranges: for ``per_image``, those of the whole images that these are windows of; by default their own.
+        """
         images = images.float()
+        if self.per_image:
+            own = (self.ranges(images) if ranges is None else ranges).to(images)
+            p, q = own.view(*own.shape[:2], *[1] * (images.ndim - 2), 2).unbind(-1)
+            images = (images - p) / (q - p)
         if self.low is not None or self.high is not None:
             images = images.clamp(self.low, self.high)
         return (images - self._by_channel(self.mean, images)) / self._by_channel(self.std, images)
 
+    @staticmethod
+    def ranges(images: Tensor) -> Tensor:
+        """``[B, C, 2]``: the 0.5th and 99.5th percentile of every channel, from a regular sample of the pixels."""
+        flat = images.flatten(2)
+        flat = flat[:, :, :: max(1, flat.shape[2] // _SAMPLE)].float()
+        p, q = torch.quantile(flat, torch.tensor([0.005, 0.995], device=flat.device), 2)
+        return torch.stack([p, torch.where(q > p, q, p + 1)], 2)
+
     def undo(self, images: Tensor) -> Tensor:
-        """Back to raw units, for pictures; clipped values stay clipped."""
+        """Back to raw units (``per_image``: those of the image's range), for pictures; clipped values stay clipped."""
         return images * self._by_channel(self.std, images) + self._by_channel(self.mean, images)
 
     def _by_channel(self, value: PerChannel, images: Tensor) -> Tensor | float:

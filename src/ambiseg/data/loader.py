@@ -16,6 +16,7 @@ from ambiseg._util.errors import DataError
 from ambiseg.data.augment import Augment
 from ambiseg.data.case import Case, Cases
 from ambiseg.data.intensity import Intensity
+from ambiseg.nn.windows import WHOLE
 from ambiseg.regions import RegionMasks, Regions
 
 Outside = Literal["reflect", "void"]
@@ -79,9 +80,12 @@ class BatchSampler(DistributedSampler):
     """The batches of one epoch for one process: a function of (seed, epoch, process) alone.
 
     Training batches differ in size by at most one, so none is too small for batch statistics, and every case is seen
-    once per epoch (with P processes up to P - 1 of them twice, because all must take the same number of steps).
+    ``windows`` times per epoch (with P processes up to P - 1 of them once more, because all must take the same number
+    of steps): all cases in one order, then all in another, so that a batch holds a case twice only when it must.
     Evaluation keeps the order and hands out whole batches: any number of processes makes the same batches with the same
-    seeds, so that their results are equal to the bit.
+    seeds, so that their results are equal to the bit. With ``sizes``, height and width of each case, its batches are of
+    images of one size, so that nothing is padded and a network sees each as if it were alone; and of at most as many
+    pixels as a single image may have, so that their memory is bounded.
     """
 
     def __init__(
@@ -93,33 +97,62 @@ class BatchSampler(DistributedSampler):
         seed: int = 0,
         rank: int = 0,
         processes: int = 1,
+        windows: int = 1,
+        sizes: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"expected a batch size of at least 1, found {batch_size}")
+        if batch_size < 1 or windows < 1:
+            found = f"{batch_size} and {windows}"
+            raise ValueError(f"expected a batch size and windows per case of at least 1, found {found}")
         if not indices:
             raise DataError("expected at least one case to load, found none")
         # DistributedSampler's own fields, so that Lightning recognises it, leaves it in place and calls set_epoch.
         super().__init__(indices, num_replicas=processes, rank=rank, shuffle=shuffle, seed=seed)  # type: ignore[arg-type]
         self.indices = list(indices)
-        self.batch_size = batch_size
+        self.batch_size, self.windows = batch_size, windows
+        self._batches = [] if shuffle else _batches(sizes or [(1, 1)] * len(self.indices), batch_size)
 
     def __len__(self) -> int:
         if self.shuffle:
-            return -(-len(self.indices) // (self.batch_size * self.num_replicas))
-        return len(range(self.rank, -(-len(self.indices) // self.batch_size), self.num_replicas))
+            return steps_per_epoch(len(self.indices), self.batch_size, self.windows, self.num_replicas)
+        return len(range(self.rank, len(self._batches), self.num_replicas))
 
     def __iter__(self) -> Iterator[BatchSpec]:  # type: ignore[override]
         if self.shuffle:
             generator = torch.Generator().manual_seed(seed_of(self.seed, "order", self.epoch))
-            order = torch.randperm(len(self.indices), generator=generator).numpy()
+            rounds = [torch.randperm(len(self.indices), generator=generator).numpy() for _ in range(self.windows)]
+            order = np.concatenate(rounds)
             order = np.concatenate([order, np.resize(order, -len(order) % self.num_replicas)])
             batches = np.array_split(order[self.rank :: self.num_replicas], len(self))
         else:
-            starts = range(0, len(self.indices), self.batch_size)[self.rank :: self.num_replicas]
-            batches = [np.arange(start, min(start + self.batch_size, len(self.indices))) for start in starts]
+            batches = self._batches[self.rank :: self.num_replicas]
         for step, batch in enumerate(batches):
             seed = seed_of(self.seed, "batch", self.epoch, step * self.num_replicas + self.rank)
             yield BatchSpec(tuple(self.indices[i] for i in batch), seed)
+
+
+def _batches(sizes: Sequence[tuple[int, int]], most: int) -> list[list[int]]:
+    """Places of images of one size, in their order: at most ``most`` and, unless it is one, :data:`WHOLE` pixels.
+
+    >>> _batches([(8, 8), (8, 9), (8, 8), (8, 8)], 2), _batches([(512, 1024)] * 5, 32)
+    ([[0, 2], [1], [3]], [[0, 1], [2, 3], [4]])
+    """
+    alike: dict[tuple[int, int], list[int]] = {}
+    for place, size in enumerate(sizes):
+        alike.setdefault(size, []).append(place)
+    found = []
+    for (height, width), places in alike.items():
+        step = min(most, max(1, WHOLE // (height * width)))
+        found += [places[start : start + step] for start in range(0, len(places), step)]
+    return sorted(found)
+
+
+def steps_per_epoch(cases: int, batch_size: int, windows: int = 1, processes: int = 1) -> int:
+    """Training batches of one process in an epoch.
+
+    >>> steps_per_epoch(28, batch_size=8), steps_per_epoch(28, batch_size=8, windows=6)
+    (4, 21)
+    """
+    return -(-cases * windows // (batch_size * processes))
 
 
 @dataclass(frozen=True)
@@ -129,16 +162,21 @@ class Window:
     Args:
         size: height and width; ``None`` takes whole images, and pads a batch of unequal ones with void.
         outside: what lies beyond the border of an image that is too small: its mirror image, or void pixels.
+        focus: share of the training windows that hold a pixel which some reader marked, in their middle half: one of a
+            class drawn from those that are marked in the image. The others are anywhere.
     """
 
     size: tuple[int, int] | None = None
     outside: Outside = "reflect"
+    focus: float = 0.0
 
     def __post_init__(self) -> None:
         if self.size is not None and min(self.size) < 1:
             raise ValueError(f"expected a window of at least 1×1, found {self.size[0]}×{self.size[1]}")
         if self.outside not in ("reflect", "void"):
             raise ValueError(f"expected outside reflect or void, found {self.outside!r}")
+        if not 0 <= self.focus <= 1:
+            raise ValueError(f"expected focus from 0 to 1, found {self.focus}")
 
 
 class Loader(Dataset):
@@ -179,7 +217,10 @@ class Loader(Dataset):
             corners = [self._corner(case, size, source, generator) for case in cases]
         cuts = [_cut(case, corner, source, outside) for case, corner in zip(cases, corners, strict=True)]
         images, regions = zip(*cuts, strict=True)
-        pixels = self.intensity(torch.from_numpy(np.stack(images)))
+        ranges = None
+        if self.intensity.per_image:  # of the whole images
+            ranges = torch.cat([self.intensity.ranges(torch.tensor(case.image[None])) for case in cases])
+        pixels = self.intensity(torch.from_numpy(np.stack(images)), ranges)
         codes = torch.from_numpy(np.stack(regions))
         if self.augment is not None:
             pixels, codes = self.augment(pixels, codes, generator, size)
@@ -203,14 +244,41 @@ class Loader(Dataset):
         self, case: Case, size: tuple[int, int], source: tuple[int, int], generator: torch.Generator
     ) -> tuple[int, int]:
         """Where the source window starts, so that the window proper lies in the image wherever it can."""
-        corner = []
-        for have, want, around in zip(case.size, size, source, strict=True):
+        corner, mark = [], None
+        if self.augment is not None and self.window.focus and (case.size[0] > size[0] or case.size[1] > size[1]):
+            mark = self._mark(case, generator)
+        for axis, (have, want, around) in enumerate(zip(case.size, size, source, strict=True)):
             free = have - want
             at = free // 2
             if self.augment is not None and free > 0:
-                at = int(torch.randint(free + 1, (), generator=generator))
+                if mark is None:
+                    at = int(torch.randint(free + 1, (), generator=generator))
+                else:  # the mark is in the middle half of the window, unless the border is near
+                    at = mark[axis] - want // 4 - int(torch.randint(max(want // 2, 1), (), generator=generator))
+                    at = min(max(at, 0), free)
             corner.append(at - (around - want) // 2)
         return corner[0], corner[1]
+
+    def _mark(self, case: Case, generator: torch.Generator) -> tuple[int, int] | None:
+        """A marked pixel, for the share of windows that ``focus`` asks for; ``None`` for the others."""
+        chance, which, where = torch.rand(3, generator=generator, dtype=torch.double).tolist()
+        if chance >= self.window.focus:
+            return None
+        rows = case.table if case.void is None else case.table[~case.void]
+        marked = np.intersect1d(rows, self.cases.evaluated)
+        if not len(marked):
+            return None
+        said = (case.table == marked[int(which * len(marked))]).any(1)
+        places = np.flatnonzero((said if case.void is None else said & ~case.void)[case.regions])
+        y, x = divmod(int(places[int(where * len(places))]), case.size[1])
+        return y, x
+
+
+def middle(case: Case, window: Window) -> tuple[np.ndarray, np.ndarray]:
+    """The middle of an image that evaluation looks at, and its map of regions; U is void beyond the border."""
+    assert window.size is not None
+    top, left = ((have - want) // 2 for have, want in zip(case.size, window.size, strict=True))
+    return _cut(case, (top, left), window.size, window.outside)
 
 
 def _cut(case: Case, corner: tuple[int, int], size: tuple[int, int], outside: Outside) -> tuple[np.ndarray, np.ndarray]:

@@ -56,13 +56,18 @@ class Values:
         return Values(_rows(pooled), _rows(low), _rows(high), _rows(span), len(some))
 
     def problem(self, *slices: np.ndarray) -> str | None:
-        """What is odd about the values of an image ``[C, H, W]``, or of a volume's slices; ``None``: nothing.
+        """What is odd about the values of an image ``[C, H, W]``; ``None``: nothing. Of a volume, what is odd about the
+        first odd slice if nine of ten are: some slices of a volume may show air alone.
 
         A channel does not fit if all its pixels have one value, if one of the percentiles 5, 50 and 95 lies farther
         beyond those of all training images than half the width of their values, or if its values are four times
         wider or narrower than in any training image.
         """
-        pixels = np.concatenate([thinned(image).reshape(len(image), -1) for image in slices], 1)[: len(self.pooled)]
+        found = [odd for odd in map(self._problem, slices) if odd]
+        return found[0] if found and len(found) >= 0.9 * len(slices) else None
+
+    def _problem(self, image: np.ndarray) -> str | None:
+        pixels = thinned(image[: len(self.pooled)]).reshape(len(self.pooled), -1)
         for c, found in enumerate(np.percentile(pixels, LEVELS, axis=1).T):
             where = "" if len(pixels) == 1 else f" of channel {c}"
             if pixels[c].min() == pixels[c].max() and self.span[c][0] > 0:

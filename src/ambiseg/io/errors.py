@@ -62,6 +62,7 @@ KINDS: dict[str, Kind] = {
     "E308": Kind("channels-differ", 'save all images alike, or declare "channels": 3 to read grey ones as colour'),
     "E309": Kind("dtype-differs", "save all images alike, or declare `intensity` for the units they share"),
     "E310": Kind("bad-weights", "give each reader a weight of 0 or more, and at least one above 0"),
+    "E312": Kind("soft-edges", 'cut the values: "labels": {"threshold": 128}; or export masks without smoothing'),
     "W311": Kind("all-void", "leave the image out, or look at the void value"),
     # The data set as a whole
     "E401": Kind("patient-in-two-splits", "move all images of a patient into one split"),

@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.text import did_you_mean
 from ambiseg.masks import MaskDistribution, exact
+from ambiseg.methods.facts import Choice, Facts
 from ambiseg.methods.schedules import Schedule
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.features import Backbone
 from ambiseg.nn.pixelhead import label_dtype
-from ambiseg.nn.windows import Step, Tile, Windows, tiles
+from ambiseg.nn.windows import Step, Tile, Windows, plan, tiles
 from ambiseg.settings import Settings
 
 P = TypeVar("P", bound="Stratified")
@@ -201,6 +202,11 @@ class MethodConfig(Settings):
         return {name: value for name, value in values.items() if isinstance(value, Schedule)}
 
     @classmethod
+    def planned(cls, facts: Facts, epochs: int) -> dict[str, Choice]:
+        """Settings that suit the data of a training of so many epochs, by name; those left out keep their defaults."""
+        return {}
+
+    @classmethod
     def named(cls, value: Any) -> type[MethodConfig]:
         """The configuration of the method that a table of settings names."""
         return method_named(value.get("method") if isinstance(value, Mapping) else None).Config
@@ -271,6 +277,20 @@ class Method(nn.Module, ABC):
         Unless a method knows better, the soft masks of one noise are blended over the windows.
         """
         return windowed(self, image, windows, step)
+
+    def predict_whole(self, images: Tensor) -> Predictive:
+        """:meth:`predict` for images of any size: one that is too large is taken by windows, as new images are.
+
+        Images ``[B, C, H, W]`` that are cut into windows come one at a time.
+        """
+        windows = plan((images.shape[2], images.shape[3]), self.multiple)
+        if windows is None:
+            return self.predict(images)
+        if self.incoherent:
+            found = f"{images.shape[2]}×{images.shape[3]}, which is taken by windows"
+            hint = "data.eval_size scores the middle of images"
+            raise ConfigError(f"expected images that are taken whole, found {found}: {self.incoherent}; {hint}")
+        return self.predict_windows(images, windows)
 
     @property
     def multiple(self) -> int:

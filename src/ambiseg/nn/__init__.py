@@ -4,7 +4,7 @@ from ambiseg.nn.deeplab import DeepLabV3Plus
 from ambiseg.nn.experts import Experts
 from ambiseg.nn.features import Adapter, Backbone, Features
 from ambiseg.nn.gating import Gate
-from ambiseg.nn.pixelhead import PixelHead
+from ambiseg.nn.head import PixelHead
 from ambiseg.nn.released import ReleasedHead
 from ambiseg.nn.smp import smp_backbone
 from ambiseg.nn.unet import UNet

@@ -11,7 +11,7 @@ from ambiseg._util.text import did_you_mean
 from ambiseg.nn.deeplab import DeepLabV3Plus
 from ambiseg.nn.features import Backbone
 from ambiseg.nn.own import own_backbone, untrained
-from ambiseg.nn.unet import FULL, LIGHT, UNet
+from ambiseg.nn.unet import FULL, LIGHT, Scaled, UNet
 from ambiseg.settings import SettingError, Settings
 
 BACKBONES = ("unet", "unet-light", "deeplabv3plus")
@@ -43,6 +43,9 @@ class BackboneConfig(Settings):
         le=1,
         description="how fast batch statistics follow; 0.01 as published, 0.1 suits short runs",
     )
+    scale: int = Field(
+        default=1, ge=1, description="work on images this many times coarser, for large ones; masks keep their size"
+    )
 
     @field_validator("channels")
     @classmethod
@@ -69,6 +72,10 @@ class BackboneConfig(Settings):
 
     def build(self, in_channels: int, **levels: Any) -> Backbone:
         """The network with fresh weights. ``levels`` are further arguments of a U-Net."""
+        network = self._network(in_channels, **levels)
+        return network if self.scale == 1 else Scaled(network, self.scale)
+
+    def _network(self, in_channels: int, **levels: Any) -> Backbone:
         if levels and self.name not in ("unet", "unet-light"):
             raise ValueError(f"{', '.join(levels)}: expected a U-Net, found {self.name}")
         if self.name == "deeplabv3plus":

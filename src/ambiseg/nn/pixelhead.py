@@ -10,18 +10,21 @@ h₁ = relu((W₁ diag s_n) u + W₁(b_n · s_n) + a₁). A tile of pixels then 
 
 Training needs sums over regions (:mod:`ambiseg.regions`), not logits: :func:`region_sums` adds up each tile's softmax
 or log-softmax and drops it, so that logits ``[N, C, P]`` never exist. :func:`draw_masks` does the same for label maps.
+
+Under autocast to bfloat16 the matrix products of training are in bfloat16, whose products PyTorch adds up in float32.
+From the logits on, everything is in float32 at least: softmax, sums over regions, and the gradients of the weights,
+which are added up over tiles. Masks and marginals are always computed in float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ambiseg.masks import at_least_float32, exact
@@ -46,77 +49,9 @@ class Folded(NamedTuple):
     def classes(self) -> int:
         return self.rest[-1][0].shape[0]
 
-
-class PixelHead(nn.Module):
-    """The head of the paper: shift and scale from the latent code, then 1×1 convolutions without batch statistics.
-
-    Args:
-        channels: F, channels of the dense features.
-        latent: L, dimension of the latent code z.
-        classes: C, background included.
-        hidden: channels of the two hidden layers.
-        scale_bias: what the scale starts around. At 1 an untrained sample sees the features as they are; at 0, the
-            paper's plain w₂z, it sees almost nothing of them.
-        features: channels after the backbone's :meth:`finish`, when noise enters before the decoder's end.
-
-    >>> head = PixelHead(channels=8, latent=1, classes=2)
-    >>> head(torch.randn(1, 8, 16, 16), torch.randn(1, 5, 1)).shape
-    torch.Size([1, 5, 2, 16, 16])
-    """
-
-    def __init__(
-        self,
-        channels: int,
-        latent: int,
-        classes: int,
-        hidden: int = 32,
-        scale_bias: float = 1.0,
-        features: int | None = None,
-    ) -> None:
-        super().__init__()
-        self.shift = nn.Linear(latent, channels)
-        self.scale = nn.Linear(latent, channels)
-        sizes = [channels if features is None else features, hidden, hidden, classes]
-        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(sizes))
-        for noise in (self.shift, self.scale):
-            nn.init.xavier_uniform_(noise.weight)
-            nn.init.zeros_(noise.bias)
-        nn.init.constant_(self.scale.bias, scale_bias)
-        for layer in self._linears():
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            nn.init.zeros_(layer.bias)
-
-    @property
-    def foldable(self) -> bool:
-        """Whether :meth:`fold` describes this head exactly in its present mode."""
-        return True
-
-    def modulate(self, dense: Tensor, latents: Tensor) -> Tensor:
-        """(u + b_n) · s_n for every sample:  ``[B, F, h, w], [B, N, L] -> [B, N, F, h, w]``."""
-        shift, scale = (noise(latents)[..., None, None] for noise in (self.shift, self.scale))
-        return (dense[:, None] + shift) * scale
-
-    def classify(self, maps: Tensor) -> Tensor:
-        """The 1×1 convolutions:  ``[B, N, F, h, w] -> [B, N, C, h, w]``."""
-        x = maps.movedim(2, -1)
-        for layer in self._linears()[:-1]:
-            x = layer(x).relu()
-        return self._linears()[-1](x).movedim(-1, 2)
-
-    def forward(self, dense: Tensor, latents: Tensor) -> Tensor:
-        """The plain path, for export, compilation and tests:  logits ``[B, N, C, h, w]``."""
-        return self.classify(self.modulate(dense, latents))
-
-    def fold(self, latents: Tensor) -> Folded:
-        """This head with the noise of ``latents [B, N, L]`` folded into its first layer."""
-        first, *rest = self._linears()
-        shift, scale = self.shift(latents), self.scale(latents)
-        weight = first.weight * scale[:, :, None]
-        bias = F.linear(shift * scale, first.weight, first.bias)
-        return Folded(weight, bias, tuple((layer.weight, layer.bias) for layer in rest))
-
-    def _linears(self) -> list[nn.Linear]:
-        return list(self.layers)  # type: ignore[arg-type]
+    def to(self, dtype: torch.dtype) -> Folded:
+        rest = tuple((w.to(dtype), a.to(dtype)) for w, a in self.rest)
+        return Folded(self.weight.to(dtype), self.bias.to(dtype), rest)
 
 
 # -- what callers use ------------------------------------------------------------------------------------------
@@ -167,7 +102,7 @@ def mean_softmax(rows: Tensor, head: Folded, weights: Tensor, tile: int | None =
 
 
 def _forward_only(rows: Tensor, head: Folded, weights: Tensor, tile: int | None, masks: bool) -> tuple[Tensor, Tensor]:
-    rows, head = _unflatten(_full(rows, head))
+    rows, head = _unflatten(_arguments(rows, head))
     (B, P, _), N, dtype = rows.shape, head.weight.shape[1], label_dtype(head.classes)
     head, weights = _margin(head), weights.to(rows.dtype)
     (last, bias), C = head.rest[-1], head.classes
@@ -218,9 +153,9 @@ def _tiles(rows: Tensor, head: Folded, tile: int | None) -> Iterator[tuple[int, 
 
         def layers(x: Tensor, last: bool = True, weight: Tensor = weight, bias: Tensor = bias) -> list[Tensor]:
             """[T, F] -> activations of every layer, [T·N, ·]; the last are logits, unless they are left out."""
-            values = [torch.addmm(bias, x, weight).relu_().view(-1, H)]
+            values = [_relu_(torch.addmm(bias, x, weight)).view(-1, H)]
             for w, a in head.rest[:-1]:
-                values.append(torch.addmm(a, values[-1], w.t()).relu_())
+                values.append(_relu_(torch.addmm(a, values[-1], w.t())))
             if last:
                 w, a = head.rest[-1]
                 values.append(torch.addmm(a, values[-1], w.t()))
@@ -228,6 +163,17 @@ def _tiles(rows: Tensor, head: Folded, tile: int | None) -> Iterator[tuple[int, 
 
         for start in range(0, rows.shape[1], size):
             yield b, slice(start, start + size), layers
+
+
+def _relu_(x: Tensor) -> Tensor:
+    """relu in place. On a CPU bfloat16 is clamped by its bits, six times as fast: what is negative is so as an integer.
+
+    nan may become 0 in this way, so :func:`_arguments` looks for it.
+    """
+    if x.dtype != torch.bfloat16 or not x.is_cpu:
+        return x.relu_()
+    x.view(torch.int16).clamp_min_(0)
+    return x
 
 
 def _margin(head: Folded) -> Folded:
@@ -255,7 +201,7 @@ class _Backward:
     """Accumulates the gradients of rows and layers, tile by tile."""
 
     def __init__(self, rows: Tensor, head: Folded) -> None:
-        self.head = head
+        self.head = head.to(rows.dtype)
         self.rows = torch.zeros_like(rows)
         self.weight, self.bias = torch.zeros_like(head.weight), torch.zeros_like(head.bias)
         self.rest = [(torch.zeros_like(w), torch.zeros_like(a)) for w, a in head.rest]
@@ -264,6 +210,7 @@ class _Backward:
         """Take the gradient of one image's logits down through the layers, for the ``active`` samples alone.
 
         ``gradient(pixels, logits)`` is that of a tile's logits, ``[T·N, C]``. It may be called under autocast.
+        Gradients of weights are added up over tiles in their own type, whatever that of the rows is.
         """
         with full_precision(x):
             self._image(b, x, active, gradient, tile)
@@ -276,16 +223,16 @@ class _Backward:
             return
         head = self.head._replace(weight=weight[None], bias=bias[None])
         flat = weight.flatten(0, 1)
-        into_weight, into_bias = torch.zeros_like(flat), torch.zeros_like(bias).flatten()
+        into_weight, into_bias = self.weight.new_zeros(flat.shape), self.bias.new_zeros(len(flat))
         for _, some, layers in _tiles(x[None], head, tile):
             values = layers(x[some])
-            grad = gradient(some, values[-1])
+            grad = gradient(some, values[-1]).to(x.dtype)
             for (w, _), (gw, ga), h in zip(head.rest[::-1], self.rest[::-1], values[-2::-1], strict=True):
-                gw.addmm_(grad.t(), h)
+                _add_product(gw, grad, h)
                 ga.add_(grad.sum(0))
                 grad = torch.ops.aten.threshold_backward(grad @ w, h, 0)
             grad = grad.view(-1, len(flat))  # [T, N·H]
-            into_weight.addmm_(grad.t(), x[some])
+            _add_product(into_weight, grad, x[some])
             into_bias.add_(grad.sum(0))
             torch.mm(grad, flat, out=self.rows[b, some])
         where = slice(None) if active is None else active
@@ -294,6 +241,14 @@ class _Backward:
 
     def gradients(self) -> tuple[Tensor, ...]:
         return (self.rows, self.weight, self.bias, *(g for pair in self.rest for g in pair))
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += leftᵀ right, where ``total`` may be of a wider type."""
+    if total.dtype == left.dtype:
+        total.addmm_(left.t(), right)
+    else:
+        total.add_(left.t() @ right)
 
 
 def _active(grad: Tensor) -> Tensor | None:
@@ -306,18 +261,27 @@ def _active(grad: Tensor) -> Tensor | None:
 
 
 def _apply(function: Any, rows: Tensor, head: Folded, settings: Any, tile: int | None) -> Any:
-    """Call an autograd function with the tensors flattened, outside autocast: these sums need full precision."""
+    """Call an autograd function with the tensors flattened, outside autocast: what is summed needs full precision."""
+    device = rows.device.type
+    known = torch.amp.is_autocast_available(device)  # pyright: ignore[reportPrivateImportUsage]
+    bf16 = known and torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
     with full_precision(rows):
-        return function.apply(settings, tile, *_full(rows, head))
+        return function.apply(settings, tile, *_arguments(rows, head, torch.bfloat16 if bf16 else None))
 
 
-def _full(rows: Tensor, head: Folded) -> tuple[Tensor, ...]:
-    """All tensors in one row and one type, float32 at least."""
+def _arguments(rows: Tensor, head: Folded, products: torch.dtype | None = None) -> tuple[Tensor, ...]:
+    """All tensors in one row, of one type, float32 at least; the rows in that of ``products`` where it is given."""
     rows = at_least_float32(rows)
-    return (rows, *(t.to(rows.dtype) for t in (head.weight, head.bias, *(t for pair in head.rest for t in pair))))
+    *rest, last = (t.to(rows.dtype) for t in (head.weight, head.bias, *(t for pair in head.rest for t in pair)))
+    if products is not None:
+        rows = rows.to(products)
+        # What is not finite reaches the logits this way, if by no other: 0 · inf and 0 · nan are nan.
+        last = last + 0 * sum(t.detach().sum() for t in (rows, *rest))
+    return (rows, *rest, last)
 
 
 def _unflatten(tensors: Sequence[Tensor]) -> tuple[Tensor, Folded]:
+    """Rows, whose type is that of the matrix products, and the head, in which gradients are added up."""
     rows, weight, bias, *rest = tensors
     return rows, Folded(weight.contiguous(), bias, tuple(zip(rest[::2], rest[1::2], strict=True)))
 
@@ -329,8 +293,8 @@ class _PixelLogits(torch.autograd.Function):
         ctx.tile = tile
         rows, head = _unflatten(tensors)
         N, C = head.weight.shape[1], head.classes
-        logits = rows.new_empty(len(rows), N, C, rows.shape[1])
-        for b, some, layers in _tiles(rows, head, tile):
+        logits = head.weight.new_empty(len(rows), N, C, rows.shape[1])
+        for b, some, layers in _tiles(rows, head.to(rows.dtype), tile):
             logits[b, :, :, some] = layers(rows[b, some])[-1].view(-1, N, C).permute(1, 2, 0)
         return (logits,)
 
@@ -361,8 +325,8 @@ class _RegionSums(torch.autograd.Function):
         C = head.classes
         sums = exact(rows.new_zeros(B, U + 1, N * C))  # the last row takes void pixels
         labels = torch.empty(B, rows.shape[1], experts or 0, dtype=dtype, device=rows.device)
-        for b, some, layers in _tiles(rows, head, tile):
-            scores = layers(rows[b, some])[-1]
+        for b, some, layers in _tiles(rows, head.to(rows.dtype), tile):
+            scores = at_least_float32(layers(rows[b, some])[-1])
             values = scores.log_softmax(1) if log else _probs(scores)
             _add_tile(sums[b], index[b, some], values.view(-1, N * C))
             if experts:
@@ -370,7 +334,8 @@ class _RegionSums(torch.autograd.Function):
                 labels[b, some] = (probs[..., 0] > 0.5 if C == 1 else probs.argmax(2)).to(dtype)
         labels = labels.transpose(1, 2)
         ctx.mark_non_differentiable(labels)
-        sums = _both(sums[:, :U].to(rows.dtype).view(B, U, N, C), size[:, :, None, None].to(rows.dtype))
+        kept = head.weight.dtype
+        sums = _both(sums[:, :U].to(kept).view(B, U, N, C), size[:, :, None, None].to(kept))
         return sums.permute(0, 2, 3, 1), labels
 
     @staticmethod
@@ -392,8 +357,8 @@ class _RegionSums(torch.autograd.Function):
             def gradient(
                 some: slice, logits: Tensor, of_region: Tensor = of_region, of_sum: Tensor = of_sum, b: int = b
             ) -> Tensor:
-                region, probs = index[b, some], _probs(logits)
-                pixel = of_region.flatten(1).index_select(0, region).view_as(logits)
+                region, probs = index[b, some], _probs(at_least_float32(logits))
+                pixel = of_region.flatten(1).index_select(0, region).view_as(probs)
                 if margin:  # d sigmoid: p (1 − p) g
                     return torch.ops.aten.sigmoid_backward(pixel, probs)
                 if log:  # d log softmax: g − p Σ_c g

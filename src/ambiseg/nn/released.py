@@ -14,7 +14,7 @@ class ReleasedHead(nn.Module):
     In training its batch statistics run over all samples of all images, so every pixel of every sample has to exist
     at once. In evaluation they are constants, and the head folds into three layers and an output like any other.
 
-    The arguments are those of :class:`ambiseg.nn.pixelhead.PixelHead`; hidden layers are as wide as the features.
+    The arguments are those of :class:`ambiseg.nn.head.PixelHead`; hidden layers are as wide as the features.
     """
 
     def __init__(self, channels: int, latent: int, classes: int, features: int | None = None) -> None:

@@ -129,6 +129,42 @@ class UNet(Backbone):
         return self.up[step](torch.cat([x, skip], 1))
 
 
+class Scaled(Backbone):
+    """A backbone that works on images ``scale`` times coarser, whose features are brought back to the image's size.
+
+    Pixels are averaged over squares of ``scale`` × ``scale`` before the network, and its last features interpolated
+    bilinearly after it: for images so large that a window of them would show too little of what is to be segmented.
+
+    >>> backbone = Scaled(UNet(in_channels=1, channels=(4, 8)), scale=3)
+    >>> backbone(torch.zeros(1, 1, 50, 64)).dense.shape, backbone.multiple
+    (torch.Size([1, 4, 50, 64]), 6)
+    """
+
+    def __init__(self, network: Backbone, scale: int) -> None:
+        super().__init__()
+        if scale < 1:
+            raise ValueError(f"expected a scale of at least 1, found {scale}")
+        self.network, self.scale = network, scale
+        self.dense_channels, self.gate_channels = network.dense_channels, network.gate_channels
+        self.multiple, self.finishes = scale * network.multiple, network.finishes
+
+    @property
+    def head_channels(self) -> int:
+        return self.network.head_channels
+
+    def forward(self, images: Tensor) -> Features:
+        coarse = F.avg_pool2d(pad_to_multiple(images, self.scale), self.scale)
+        features = self.network(coarse)
+        return features if features.skips else features._replace(dense=self._fine(features.dense, images.shape[-2:]))
+
+    def finish(self, dense: Tensor, features: Features, size: tuple[int, int]) -> Tensor:
+        height, width = (-(-length // self.scale) for length in size)
+        return self._fine(self.network.finish(dense, features, (height, width)), size)
+
+    def _fine(self, x: Tensor, size: Sequence[int]) -> Tensor:
+        return crop(F.interpolate(x, scale_factor=self.scale, mode="bilinear", align_corners=False), size)
+
+
 def from_official(state: Mapping[str, Tensor]) -> UNet:
     """The U-Net of a checkpoint of MoSE's released code, with its weights.
 

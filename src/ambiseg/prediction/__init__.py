@@ -13,11 +13,13 @@ from torch import Tensor
 
 from ambiseg._util.errors import DataError
 from ambiseg.io.source import Source
+from ambiseg.methods.base import Method
 from ambiseg.prediction.inputs import array_source, find_inputs
+from ambiseg.prediction.loop import predict_each
 from ambiseg.prediction.predictor import Predictor
 from ambiseg.prediction.result import Draw, Options, Prediction, Strata
 from ambiseg.prediction.writing import Existing, target, write
-from ambiseg.runs import Run, TrainedModel, Which
+from ambiseg.runs import Card, Run, TrainedModel, Which
 
 __all__ = ["Draw", "Options", "Prediction", "Predictor", "Strata", "predict", "write"]
 
@@ -25,7 +27,7 @@ Image: TypeAlias = str | os.PathLike[str] | np.ndarray | Tensor
 
 
 def predict(
-    run: str | os.PathLike[str] | Run | TrainedModel,
+    run: str | os.PathLike[str] | Run | TrainedModel | Method,
     images: Image | Sequence[Image],
     out: str | os.PathLike[str] | None = None,
     *,
@@ -38,26 +40,32 @@ def predict(
     convert: bool = False,
     axes: str | None = None,
     axis: int | None = None,
+    assume_window: tuple[float, float] | None = None,
+    extra: str | os.PathLike[str] | None = None,
     dicom: str = "series",
     existing: Existing = "refuse",
     overview: bool = True,
     which: Which = "best",
     device: torch.device | str | None = None,
+    card: Card | None = None,
 ) -> list[Prediction]:
     """Weighted masks of new images, and their files if ``out`` is given.
 
     Args:
         run: the folder of a run, ``"demo"``, an opened :class:`~ambiseg.runs.Run`, or the model that ``ambiseg.load``
-            returns.
-        images: files, folders (all images below; DICOM files of one folder are one series), or arrays ``[C, H, W]``
-            and volumes ``[D, C, H, W]`` in the units of the training data. One of them, or a list.
+            returns; or a method from memory, with its ``card``.
+        images: files, folders (all images below; DICOM files of one folder are one series), ``"sample"``, which comes
+            with the package; or arrays ``[C, H, W]`` and volumes ``[D, C, H, W]`` in the units of the training data,
+            with all channels of the model. One of them, or a list.
         out: a folder; every image gets a folder of its name in it, which appears when all its files are written.
-        per_stratum, samples, seed, window, overlap, merge, convert, axes, axis: see :class:`Options`.
+        per_stratum, samples, seed, window, overlap, merge, convert, axes, axis, assume_window, extra: see
+            :class:`Options`.
         dicom: DICOM files of one folder are the slices of one ``"series"``, or separate ``"files"``.
         existing: what to do with earlier results in ``out``: ``"refuse"``, ``"skip"`` their images, ``"overwrite"``.
         overview: also draw ``overview.png``.
         which: weights of the ``best`` epoch or of the ``last``; a model has its own.
         device: to compute on; None is the CPU for a run, and the device of the weights for a model.
+        card: of a method from memory; None: images are its input as they are, and classes have plain names.
 
     Returns:
         One prediction per image, in order; images that ``existing`` skips are left out. Each holds its masks: for
@@ -68,8 +76,11 @@ def predict(
     >>> [one] = predict(load("demo"), image, per_stratum=3)
     >>> one.masks.spatial, len(one.draws), one.strata.centres.shape
     (torch.Size([32, 48]), 12, torch.Size([4, 32, 48]))
+    >>> bare = load("demo").method  # a network from memory, whose input is prepared already
+    >>> predict(bare, torch.rand(1, 32, 32), samples=2)[0].classes
+    ('background', 'foreground')
     """
-    options = Options(per_stratum, samples, seed, window, overlap, merge, convert, axes, axis)
+    options = Options(per_stratum, samples, seed, window, overlap, merge, convert, axes, axis, assume_window, extra)
     given = [images] if isinstance(images, str | os.PathLike | np.ndarray | Tensor) else list(images)
     arrays = [image for image in given if isinstance(image, np.ndarray | Tensor)]
     paths = [image for image in given if not isinstance(image, np.ndarray | Tensor)]
@@ -80,10 +91,10 @@ def predict(
     todo += [(name := f"image_{i:0{digits}}", array_source(array, name)) for i, array in enumerate(arrays)]
     if out is not None:
         todo = [(name, image) for name, image in todo if target(Path(out), name, existing) is not None]
-    predictor = Predictor(run, options, which, device)
+    predictor = Predictor(run, options, which, device, card)
     results = []
-    for name, image in todo:
-        results.append(predictor(image, name))
-        if out is not None:
-            write(results[-1], out, existing, overview)
+    for found in predict_each(predictor, todo, None if out is None else Path(out), existing, overview):
+        if found.prediction is None:
+            raise found.error or RuntimeError(found.name)
+        results.append(found.prediction)
     return results

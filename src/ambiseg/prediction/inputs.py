@@ -6,6 +6,8 @@ import os
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,10 +17,15 @@ from torch import Tensor
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.text import count, some
+from ambiseg.data.case import Extra
 from ambiseg.data.sets.folder.layout import IGNORED
+from ambiseg.data.sets.street.labelled import read_extra
 from ambiseg.io.errors import FileError
 from ambiseg.io.formats import FORMATS, UNREAD, format_of, stem_of, suffix_of
 from ambiseg.io.source import Source
+
+SAMPLE = "sample"  # the image that comes with the package
+_CITYSCAPES = "_leftImg8bit"  # ends the names of its frames, not those of predictions of them
 
 
 class Input(NamedTuple):
@@ -34,7 +41,8 @@ def find_inputs(
     """Every image in ``paths``, folders with all that is below them.
 
     A file is named by its stem, one inside of a given folder by its path from there. Where two would share a name they
-    keep their suffix, and where that is not enough the name of their folder as well.
+    keep their suffix, and where that is not enough the name of their folder as well. ``sample`` is the image that
+    comes with the package, unless something in the present folder has that name.
 
     Args:
         dicom: the DICOM files of a folder are the slices of one ``"series"``, or separate ``"files"``.
@@ -49,7 +57,7 @@ def find_inputs(
     ['a.png', 'a.tif', 'b/c']
     """
     found: dict[str, tuple[Path, Path]] = {}  # real path -> path, and the folder that its name counts from
-    for given in map(Path, paths):
+    for given in map(_sample, paths):
         if not given.exists():
             raise FileError.of("E001", given, "expected an image or a folder of images, found nothing of that name")
         top = Path(os.path.abspath(given))
@@ -60,6 +68,12 @@ def find_inputs(
         for path in inside:
             found.setdefault(os.path.realpath(path), (path, top.parent if path == given else top))
     return [Input(name, path) for name, (path, _) in zip(_names(found.values()), found.values(), strict=True)]
+
+
+def _sample(given: str | os.PathLike[str]) -> Path:
+    if os.fspath(given) == SAMPLE and not Path(SAMPLE).exists():
+        return Path(str(resources.files("ambiseg") / "assets" / f"{SAMPLE}.tif"))
+    return Path(given)
 
 
 def _walk(top: Path, dicom: str, skip: str | os.PathLike[str] | None) -> Iterator[Path]:
@@ -130,12 +144,49 @@ def array_source(array: np.ndarray | Tensor, name: str) -> Source:
     return Source(Path(name), "array", slices, (height, width), channels, pixels.dtype, read)
 
 
-def read_pixels(source: Source, k: int, channels: int, convert: bool) -> Tensor:
+def with_extra(source: Source, folder: Path, extra: Extra) -> Source:
+    """The image with another model's prediction of it as further channels.
+
+    The prediction is the file of the image's stem in ``folder``, or below it; of a frame of Cityscapes, the one that
+    starts with city, sequence and number.
+    """
+    if not folder.is_dir():
+        raise DataError(f"extra: expected a folder of another model's predictions, found {folder}")
+    if source.slices > 1:
+        raise DataError(f"{source.path}: expected one image beside its prediction, found {source.form}")
+    stem = stem_of(source.path)
+    name = stem.removesuffix(_CITYSCAPES)
+    files = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in (".png", ".npy", ".tif", ".tiff")]
+    found = [path for path in files if path.stem in (stem, name) or (name != stem and path.stem.startswith(f"{name}_"))]
+    if len(found) != 1:
+        names = some([path.name for path in found]) or "none"
+        raise DataError(f"{source.path}: expected one file {name}.png or .npy in {folder}, found {names}")
+
+    def read(k: int) -> np.ndarray:
+        image = source.read(k)
+        return np.concatenate([image, read_extra(found[0], extra, source.size).astype(image.dtype, copy=False)])
+
+    return replace(source, channels=source.channels + extra.classes, read=read)
+
+
+def windowed_back(raw: np.ndarray, window: tuple[float, float], source: Source) -> np.ndarray:
+    """Values of a picture for the screen as they were before: 0 was ``low``, and the largest number ``high``."""
+    if raw.dtype not in (np.uint8, np.uint16):
+        message = f"expected an image of 8 or 16 bits for assume_window, found {raw.dtype}"
+        raise DataError(f"{source.path}: {message}, whose values are taken as they are without it")
+    low, high = window
+    return low + raw.astype(np.float32) * ((high - low) / np.iinfo(raw.dtype).max)
+
+
+def read_pixels(
+    source: Source, k: int, channels: int, convert: bool, window: tuple[float, float] | None = None
+) -> Tensor:
     """Slice ``k`` in its own units, ``[1, channels, H, W]`` float32.
 
     Args:
         channels: that the model was trained on.
         convert: repeat a grey image in three channels, and take one of three equal ones.
+        window: see ``Options.assume_window``.
     """
     raw = source.read(k)
     way = len(raw), channels
@@ -153,4 +204,6 @@ def read_pixels(source: Source, k: int, channels: int, convert: bool) -> Tensor:
     if raw.dtype.kind == "f" and (wrong := int((~np.isfinite(raw)).sum())):
         message = f"expected finite values, found {count(wrong, 'value')} nan or infinite"
         raise FileError.of("E206", source.path, message)
+    if window is not None:
+        raw = windowed_back(raw, window, source)
     return torch.from_numpy(np.array(raw, np.float32))[None]

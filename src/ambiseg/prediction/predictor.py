@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +18,23 @@ import torch
 from torch import Tensor, nn
 
 from ambiseg._util.errors import ConfigError, DataError
+from ambiseg._util.text import shape_text
+from ambiseg.data.intensity import Intensity
+from ambiseg.data.sets.folder.settings import plain_names
+from ambiseg.data.values import thinned
 from ambiseg.io.formats import stem_of
 from ambiseg.io.open import open_source
 from ambiseg.io.source import ReadOptions, Source
 from ambiseg.masks import MaskDistribution
-from ambiseg.methods.base import Noise, Predictive, Stratified, evaluation
+from ambiseg.methods.base import Method, Noise, Predictive, Stratified, evaluation
 from ambiseg.methods.drawing import draw_noise
 from ambiseg.nn.windows import Windows, plan
-from ambiseg.prediction.inputs import read_pixels
+from ambiseg.prediction.inputs import read_pixels, with_extra
 from ambiseg.prediction.result import Draw, Options, Prediction, Strata
-from ambiseg.runs import Run, TrainedModel, Which, open_run
+from ambiseg.runs import Card, Run, TrainedModel, Which, open_run
 
 _KEPT = 1 << 30  # bytes of features of a volume's slices that are kept between the two passes over them
-_FLAT = 0.02  # of the network's input, whose values span a few units: a smaller range shows no structure
-_FLAT_NOTE = (
-    "expected values in the units of the training data, found ones that the model's intensity maps to one value: "
-    "the image is blank, or its values have another range"
-)
+_LARGER = 1.1  # sides by which an image may exceed those that the model was validated on
 _PER_STRATUM, _SAMPLES = 4, 16  # masks that are drawn unless the options say how many
 
 Progress = Callable[[int, int], None]
@@ -42,34 +44,42 @@ class Predictor:
     """A trained model, ready for images.
 
     Args:
-        run, which, device: see :func:`ambiseg.predict`.
+        run, which, device, card: see :func:`ambiseg.predict`.
         options: see :class:`Options`.
     """
 
     def __init__(
         self,
-        run: str | os.PathLike[str] | Run | TrainedModel,
+        run: str | os.PathLike[str] | Run | TrainedModel | Method,
         options: Options | None = None,
         which: Which = "best",
         device: torch.device | str | None = None,
+        card: Card | None = None,
     ) -> None:
         self.options = options or Options()
-        trained_on: Mapping[str, Any] = {}
+        if card is not None and not isinstance(run, Method):
+            raise ConfigError("card: expected None beside a run or a trained model, which have their own, found one")
+        if isinstance(run, Method):
+            run = TrainedModel(run, card or _plain_card(run))
         if isinstance(run, TrainedModel):
             model, self.run = run if device is None else run.to(_device(device)), run.run
         else:
             opened = run if isinstance(run, Run) else open_run(run)
             model = opened.model(which, _device("cpu" if device is None else device))
             self.run = str(opened.folder) if isinstance(run, Run) else os.fspath(run)
-            trained_on = opened.config.data.options
         self.method, self.card, self.which, self.device = model.method, model.card, model.which, model.device
         if self.options.per_stratum is not None and not self.method.stratum:
             message = f"expected None for {type(self.method).__name__}, which has no strata"
             raise ConfigError(f"per_stratum: {message}, found {self.options.per_stratum}; set samples instead")
+        if self.options.extra is not None and self.card.extra is None:
+            raise ConfigError("extra: expected None for a model that takes no further channels, found a folder")
+        if self.options.assume_window is not None and self.card.extra is not None:
+            raise ConfigError("assume_window: expected None for a model with further channels, found a window")
         # Slices are cut as in training: along another axis they look different.
-        axis = trained_on.get("axis", 2) if self.options.axis is None else self.options.axis
-        self._reading = ReadOptions(axes=self.options.axes or trained_on.get("axes"), axis=axis)
-        self.convert = self.options.convert or trained_on.get("channels") == self.card.channels
+        reading = self.card.reading
+        axis = next((axis for axis in (self.options.axis, reading.axis) if axis is not None), 2)
+        self._reading = ReadOptions(axes=self.options.axes or reading.axes, axis=axis)
+        self.convert = self.options.convert or reading.convert
 
     @torch.no_grad()
     def __call__(
@@ -86,13 +96,44 @@ class Predictor:
             name: None is that of the file.
             progress: called with the number of images or windows that went through the network, and how many will.
         """
-        source = image if isinstance(image, Source) else open_source(Path(image), self._reading)
+        source = image if isinstance(image, Source) else self._with_extra(open_source(Path(image), self._reading))
         windows = plan(source.size, self.method.multiple, self.options.window, self.options.overlap)
         if self.method.incoherent and (windows or source.slices > 1):
             found = f"{source.form} in windows (window=0 takes it whole)" if windows else source.form
             raise DataError(f"{source.path}: expected one image taken whole, found {found}: {self.method.incoherent}")
         with evaluation(self.method), _fits(source):
             return self._predict(_Slices(self, source, windows, progress), name or stem_of(source.path))
+
+    def _with_extra(self, source: Source) -> Source:
+        """A file's image with the channels that the model needs beside it."""
+        extra, card = self.card.extra, self.card
+        if extra is None or source.channels == card.channels:
+            return source
+        if self.options.extra is None:
+            own = card.channels - extra.classes
+            needs = f"{own} of the image and {extra.classes} of another model's prediction, whose folder extra names"
+            raise DataError(f"{source.path}: expected {card.channels} channels, {needs}, found {source.channels}")
+        return with_extra(source, Path(self.options.extra), extra)
+
+    def notes(self, source: Source, slices: Sequence[np.ndarray]) -> tuple[str, ...]:
+        """What is odd about an image for this model: values far from those it was trained on, and its size.
+
+        Args:
+            slices: its pixels ``[C, H, W]``, as the model takes them.
+        """
+        card, found = self.card, []
+        if card.values is None and _is_blank(card.intensity(torch.from_numpy(np.stack(slices)))):
+            found.append("its values become one number under the model's intensity: it is blank, or in other units")
+        if card.values is not None and (odd := card.values.problem(*slices)):
+            units = f" ({card.units})" if card.units else ""
+            note = f"{odd}{units}; its masks may mean nothing"
+            if source.dtype in (np.uint8, np.uint16) and self.options.assume_window is None and "all" not in odd:
+                note += "; if it is a picture for the screen, give its window: --assume-window LOW HIGH"
+            found.append(note)
+        if card.size is not None and math.prod(source.size) > _LARGER**2 * math.prod(card.size):
+            size = f"it is {shape_text(source.size)}, and the largest image that the model was validated on"
+            found.append(f"{size} {shape_text(card.size)}; masks and their weights may be worse than on such images")
+        return tuple(found)
 
     def _predict(self, slices: _Slices, name: str) -> Prediction:
         first, weights = slices.weighted()
@@ -121,7 +162,8 @@ class Predictor:
         word = self.method.stratum or "stratum"
         strata = None if weights is None else Strata(word, weights.mean(0), centres, weights)
         made_with = self.card.classes, slices.source, self.run, self.which, self.options
-        return Prediction(name, masks, draws, strata, entropy, *made_with, slices.tiles, (_FLAT_NOTE,) * slices.flat)
+        notes = self.notes(slices.source, list(slices.seen.values()))
+        return Prediction(name, masks, draws, strata, entropy, *made_with, slices.tiles, notes)
 
     def _noise(self, predictive: Predictive) -> Noise:
         options, generator = self.options, torch.Generator(self.device).manual_seed(self.options.seed)
@@ -136,13 +178,13 @@ class _Slices:
 
     Attributes:
         tiles: windows per slice; 1 is whole.
-        flat: whether all slices so far are blank as the network sees them.
+        seen: some pixels of each slice, in the units of the training data.
     """
 
     def __init__(self, predictor: Predictor, source: Source, windows: Windows | None, progress: Progress | None):
         self.predictor, self.source, self.windows, self.progress = predictor, source, windows, progress
         self.tiles = len(windows[0]) * len(windows[1]) if windows else 1
-        self.flat = True
+        self.seen: dict[int, np.ndarray] = {}
         self._kept: dict[int, Predictive] = {}
         self._done, self._total, self._steps = 0, source.slices * self.tiles, self.tiles
 
@@ -183,9 +225,12 @@ class _Slices:
 
     def _compute(self, k: int) -> Predictive:
         predictor = self.predictor
-        raw = read_pixels(self.source, k, predictor.card.channels, predictor.convert).to(predictor.device)
-        image = predictor.card.prepare(raw)
-        self.flat = self.flat and _is_flat(image)
+        card = predictor.card
+        if card.channels == 0:  # of a bare method, which takes what it is given
+            card = predictor.card = replace(card, channels=self.source.channels)
+        raw = read_pixels(self.source, k, card.channels, predictor.convert, predictor.options.assume_window)
+        self.seen[k] = thinned(raw[0].numpy())
+        image = card.prepare(raw.to(predictor.device))
         if self.windows is not None:
             return predictor.method.predict_windows(image, self.windows, self._step)
         predictive = predictor.method.predict(image)
@@ -219,11 +264,16 @@ def held_bytes(value: object) -> int:
     return sum(storages.values())
 
 
-def _is_flat(image: Tensor) -> bool:
-    """Whether the middle 98 % of every channel's values lie within ``_FLAT``."""
-    some = image.flatten(2)[..., :: max(1, image[0, 0].numel() // 10_000)]
-    low, high = torch.quantile(some, torch.tensor([0.01, 0.99], device=image.device), dim=2)
-    return bool((high - low < _FLAT).all())
+def _is_blank(images: Tensor) -> bool:
+    """Whether the middle 98 % of the network's input, whose values span a few units, lie within 0.02."""
+    low, high = np.percentile(images.numpy(), (1, 99))
+    return bool(high - low < 0.02)
+
+
+def _plain_card(method: Method) -> Card:
+    """Of a method from memory, whose input is prepared already: any number of channels, until the first image."""
+    names = plain_names(method.classes)
+    return Card(names, tuple(range(1, len(names))), 0, Intensity(), "memory", method.stratum)
 
 
 def _heaviest_first(labels: Tensor, mass: list[float], merge: bool) -> tuple[list[int], list[float], list[int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +33,10 @@ class Options:
             model of one; always done for a model whose training data were read so.
         axes: of ``.npy`` and ``.npz`` arrays: HW, HWC, CHW, DHW, DHWC or DCHW; None is as in training.
         axis: of a NIfTI volume that slices are cut along; None is as in training, or the last.
+        assume_window: ``(low, high)``: an image of 8 or 16 bits is one for a screen, whose 0 and largest number were
+            these two in the units of the training data, and is mapped back.
+        extra: for a model that was trained with another model's predictions as channels, the folder with those of the
+            images, in files of the same stem.
     """
 
     per_stratum: int | None = None
@@ -42,6 +48,8 @@ class Options:
     convert: bool = False
     axes: str | None = None
     axis: int | None = None
+    assume_window: tuple[float, float] | None = None
+    extra: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("per_stratum", 1), ("samples", 1), ("window", 0), ("overlap", 0)):
@@ -52,6 +60,10 @@ class Options:
             raise DataError(f"samples: expected None beside per_stratum={self.per_stratum}, found {self.samples}")
         if self.axes is not None and self.axes not in AXES:
             raise DataError(f"axes: expected one of {', '.join(AXES)}, found {self.axes!r}")
+        if self.assume_window is not None:
+            low, high = self.assume_window
+            if not (math.isfinite(low) and math.isfinite(high) and low < high):
+                raise DataError(f"assume_window: expected two numbers, low < high, found {low:g} and {high:g}")
         spacing(self.window, self.overlap)
 
 
@@ -92,7 +104,7 @@ class Prediction:
     which: str  #: of its weights
     options: Options
     windows: int = 1  #: how many a slice was cut into; 1 is whole
-    notes: tuple[str, ...] = ()  #: what is odd about the image
+    notes: tuple[str, ...] = ()  #: warnings: what is odd about the image for this model
 
     @property
     def form(self) -> str:

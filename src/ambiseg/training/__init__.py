@@ -23,11 +23,13 @@ from ambiseg._util.terminal import animated
 from ambiseg._util.text import count
 from ambiseg.config import Config, dump
 from ambiseg.data.case import Cases
-from ambiseg.data.config import DataConfig
+from ambiseg.data.config import DataConfig, dataset_at
 from ambiseg.data.loader import Batch
 from ambiseg.methods import method_named
 from ambiseg.nn.own import SMP
+from ambiseg.planning import AUTO, plan, warnings_of
 from ambiseg.runs import Card, Run, build_model
+from ambiseg.training.precision import resolve
 
 __all__ = ["Stopped", "train"]
 
@@ -44,6 +46,7 @@ def train(
     resume: bool = False,
     quiet: bool = False,
     command: list[str] | None = None,
+    reasons: Mapping[str, str] | None = None,
 ) -> Run:
     """Train a model and return its run.
 
@@ -51,13 +54,18 @@ def train(
     runs/mine``.
 
     Args:
-        config: the name of a recipe, the path of a YAML file, or a :class:`~ambiseg.config.Config`.
+        config: the name of a recipe, the path of a YAML file, or a :class:`~ambiseg.config.Config`; ``"auto"`` plans
+            one that fits the data of ``settings``, such as ``{"data.root": "scans/"}``: see :func:`ambiseg.plan`.
         out: the folder of the run. It must be new or empty, unless ``resume``.
         settings: what to change of it, by key; see :meth:`ambiseg.config.Config.from_recipe`.
         resume: go on with the run in ``out`` from its last finished epoch, to the bit as if it had not stopped; where
             none was finished, from the beginning.
         quiet: print nothing but errors.
         command: what the user typed, for the record.
+        reasons: of settings, by their keys, as :func:`ambiseg.plan` gives them: comments in ``config.yaml``.
+
+    What keeps the configuration from learning anything is said in one line each, with what to do, and recorded in
+    ``run.json``.
     """
     require("train")
     show = not quiet and first_process()
@@ -68,7 +76,10 @@ def train(
         from ambiseg.training.callbacks import Checkpoints, EpochLines, ProgressBar
         from ambiseg.training.module import NonFiniteLoss, TrainingModule
 
-    if not isinstance(config, Config):
+    if not isinstance(config, Config) and os.fspath(config) == AUTO:
+        planned = plan(settings=settings)
+        config, reasons = planned.config, planned.reasons
+    elif not isinstance(config, Config):
         config = Config.from_recipe(config, settings)
     elif settings:
         config = config.with_settings(settings)
@@ -80,6 +91,8 @@ def train(
         Run.claim(out)
     if is_reference(config.backbone.name) and not config.backbone.name.startswith(SMP):
         imported(config.backbone.name, "backbone.name")  # what cannot be imported is said before data are read
+    begun = Run(out).precision if resume else None
+    precision, why = resolve(config.trainer.precision, config.trainer.accelerator, begun)
     with _threads(config.trainer.threads):
         with reporting("preparing data", not show) as progress:
             # A run goes on with its own split: one that is made anew may be another, if the rule or the data changed.
@@ -95,21 +108,29 @@ def train(
                 raise
         if show and data.cases.patients_assumed:
             print(_assumed(data.cases), file=sys.stderr, flush=True)
+        warned = warnings_of(config, data) if first_process() and not resume else []
+        if show and warned:
+            print(*(f"warning: {line}" for line in warned), sep="\n", file=sys.stderr, flush=True)
+            if reasons is None:
+                print(f"note: `{_auto(data.config)}` fits all settings to these data", file=sys.stderr, flush=True)
         card = Card.of(data.cases, data.intensity, method_named(config.model.method), *data.trained_on())
         pl.seed_everything(config.seed, verbose=False)
         model = build_model(config, card.channels, len(card.classes))
         if config.trainer.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if first_process() and not resume:
-            Run.create(out, config, card, data.split, command if command is not None else sys.argv)
-        elif first_process():
-            write_text(out / "config.yaml", dump(config))  # how long and on what may be new
+            typed = command if command is not None else sys.argv
+            Run.create(out, config, card, data.split, typed, precision=precision, reasons=reasons, warnings=warned)
+        elif first_process():  # how long and on what may be new
+            write_text(out / "config.yaml", dump(config, Run(out).reasons(config)))
+        if show:
+            print(f"precision {precision}: {why}", file=sys.stderr, flush=True)
         module = TrainingModule(model, config, card.evaluated, recover=lambda epoch, step: _batch(data, epoch, step))
         callbacks: list[Any] = [Checkpoints(out)]
         callbacks += [EpochLines(config.trainer.epochs)] if show else []
         callbacks += [ProgressBar(console_kwargs={"stderr": True})] if show and animated() else []
         with quiet_lightning():
-            trainer = _trainer(config, out, callbacks, several=len(module.groups) > 1)
+            trainer = _trainer(config, precision, out, callbacks, several=len(module.groups) > 1)
             try:
                 trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
             except NonFiniteLoss as error:
@@ -121,7 +142,13 @@ def train(
     return Run(out)
 
 
-def _trainer(config: Config, out: Path, callbacks: list[Any], several: bool) -> Any:
+def _auto(data: DataConfig) -> str:
+    """The command that plans a training on these data."""
+    options = [f"--data.name {data.name}"] if data.root is None or data.name != dataset_at(data.root) else []
+    return " ".join(["ambiseg train auto", *options, *([f"--data.root {shlex.quote(data.root)}"] if data.root else [])])
+
+
+def _trainer(config: Config, precision: str, out: Path, callbacks: list[Any], several: bool) -> Any:
     import lightning.pytorch as pl
 
     setting, strategy = config.trainer, config.trainer.strategy
@@ -134,7 +161,7 @@ def _trainer(config: Config, out: Path, callbacks: list[Any], several: bool) -> 
         devices=setting.devices,
         num_nodes=setting.num_nodes,
         strategy=strategy,
-        precision=setting.precision,  # type: ignore[arg-type]
+        precision=precision,  # type: ignore[arg-type]
         check_val_every_n_epoch=setting.check_every,
         deterministic=setting.deterministic,
         callbacks=callbacks,

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -18,13 +19,16 @@ from ambiseg._util.errors import DataError
 from ambiseg._util.progress import progress
 from ambiseg._util.text import count, some
 from ambiseg.data.case import Case, Cases
+from ambiseg.data.check.kinds import other_data
 from ambiseg.data.check.statistics import Statistics
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.arrays import Arrays
 from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.folder.labels import declared_convention
 from ambiseg.data.sets.folder.layout import SPLITS
+from ambiseg.data.sets.folder.manifest import find_manifest
 from ambiseg.data.sets.folder.settings import FILE, FolderSettings
+from ambiseg.data.store import Store
 from ambiseg.io.errors import FileError, Problem, one_per_file
 
 FileOf = Callable[..., str]  # a case's name, and perhaps a reader -> the file
@@ -87,6 +91,11 @@ class CheckResult:
             yield code, sorted(map(self.relative, same), key=lambda problem: problem.remedy)
 
     @property
+    def next(self) -> str:
+        """The command to go on with; ``""`` while the data cannot be used."""
+        return f"ambiseg train auto --data.root {shlex.quote(str(self.path))}" if self.exit_code == 0 else ""
+
+    @property
     def settings_file(self) -> str:
         """The file for settings that a remedy names; ``""`` if no remedy names any."""
         named = any(re.search(r'"\w+": |`\w+`', p.remedy) for p in self.problems if p.severity != "hint")
@@ -102,6 +111,7 @@ class CheckResult:
             "exit_code": self.exit_code,
             "problems": [self.relative(problem).as_dict() for problem in self.problems],
             "suggested_settings": self.suggestion,
+            "next": self.next or None,
         }
         if self.statistics.cases:
             result["statistics"] = {"unread": self.unread, "labels": self.labels, **self.statistics.as_dict()}
@@ -117,7 +127,8 @@ def check(
     that cannot be parsed. All other problems are in the result.
 
     Args:
-        source: a folder, a manifest, an ``.npz`` of :class:`~ambiseg.data.sets.arrays.Arrays`, or an opened data set.
+        source: a folder, a manifest, a store, an ``.npz`` of :class:`~ambiseg.data.sets.arrays.Arrays`, or an opened
+            data set.
         settings: override the folder's own.
         quiet: no progress on the error stream.
 
@@ -135,7 +146,11 @@ def check(
     settings = settings or FolderSettings()
     if isinstance(source, Cases):
         cases, path = source, Path(getattr(source, "root", source.title))
-    elif (path := Path(source)).suffix.lower() == ".npz" and path.is_file():
+    elif (path := Path(source)).is_dir() and (path / "store.json").is_file():
+        cases = Store(path)
+    elif (other := _other(path)) is not None:
+        raise other
+    elif path.suffix.lower() == ".npz" and path.is_file():
         cases = Arrays(path, settings.classes or 2, settings.title, settings.intensity, settings.void)
     else:
         cases = Folder(path, settings, quiet=quiet, strict=False)
@@ -164,6 +179,18 @@ def check(
     return result
 
 
+def _other(path: Path) -> FileError | None:
+    """Where a path is a public data set that has a reader of its own."""
+    if not path.exists() or path.suffix.lower() in (".csv", ".tsv", ".json"):
+        return None
+    if path.is_dir() and ((path / FILE).is_file() or (path / "images").is_dir() or find_manifest(path) is not None):
+        return None
+    if (found := other_data(path)) is None:
+        return None
+    what, fix = found
+    return FileError.of("E002", path, f"expected images/ and masks/, or a manifest.csv, found {what}", fix)
+
+
 def read(cases: Cases, index: int) -> tuple[Case | None, list[Problem]]:
     """One case from as many of its files as can be read, and the problems of the others."""
     if isinstance(cases, Folder):
@@ -179,6 +206,8 @@ def read(cases: Cases, index: int) -> tuple[Case | None, list[Problem]]:
 def _labels_text(folder: Folder) -> str:
     """What the values in the masks were taken to mean, and why."""
     convention = folder.convention
+    if cut := next((problem.code for problem in folder.problems if problem.code in ("E205", "E312")), ""):
+        return f"soft edges ({cut}): below, {convention.threshold} and above is foreground"
     if any(problem.code == "E306" for problem in folder.problems):
         return "not clear (E306): below, each value is a class of its own"
     means = {
@@ -293,6 +322,8 @@ def _advice(statistics: Statistics, folder: Folder, suggestion: dict[str, object
     """Hints about settings that are not declared; values for them are added to ``suggestion``."""
     declared = folder.settings
     unclear = any(problem.code == "E306" for problem in folder.problems)
+    if any(problem.code in ("E205", "E312") for problem in folder.problems):
+        suggestion["labels"], unclear = {"threshold": folder.convention.threshold}, True
     if declared_convention(declared) is None and not unclear and "colours" not in suggestion:
         names = list(folder.classes) if len(folder.classes) <= 16 else len(folder.classes)
         suggestion |= {"classes": names, "labels": folder.convention.kind}

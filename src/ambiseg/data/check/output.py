@@ -20,7 +20,7 @@ from ambiseg.viz.colours import HEAT, reader_colours
 from ambiseg.viz.page import number, render
 from ambiseg.viz.pictures import data_uri, differences, outlines, over, photograph
 
-_PROBLEMS, _READERS = 5, 20  # lines that the terminal shows of one kind of problem, and of readers
+_PROBLEMS, _READERS = 5, 20  # lines that the terminal shows of one kind of problem, and of readers or classes
 _COLOURS = {"error": "bold red", "warning": "yellow", "hint": "cyan"}
 CLASS_HEAD = ("id", "class", "pixels", "masks", "images")
 READER_HEAD = ("reader", "images", "empty", "IoU with others")
@@ -41,7 +41,7 @@ def overview(result: CheckResult) -> list[tuple[str, str]]:
     rows = [
         ("images", f"{len(statistics.cases):,}{unread}"),
         ("patients", f"{statistics.patients:,}"),
-        ("splits", ", ".join(f"{split} {n:,}" for split, n in statistics.splits.items())),
+        ("splits", _splits(statistics)),
         ("height×width", some(sizes)),
         ("pixels", f"{some(types)}, {statistics.low:.6g} … {statistics.high:.6g}"),
         ("mask values", result.labels),
@@ -53,6 +53,13 @@ def overview(result: CheckResult) -> list[tuple[str, str]]:
         ("ambiguous", differing if statistics.shared else ""),
     ]
     return [(name, text) for name, text in rows if text]
+
+
+def _splits(statistics: Statistics) -> str:
+    found = statistics.splits
+    taken = [part for part in ("val", "test") if part not in found] if "train" in found else []
+    note = f"; training takes {' and '.join(taken)} out of train" if taken else ""
+    return ", ".join(f"{split} {n:,}" for split, n in found.items()) + note
 
 
 def class_rows(statistics: Statistics) -> list[tuple[str, ...]]:
@@ -93,12 +100,12 @@ def print_result(result: CheckResult) -> None:
     if statistics.cases:
         for name, text in overview(result):
             console.print(Text.assemble((f"{name:19}", "dim"), text), soft_wrap=True)
-        readers = reader_rows(statistics)
+        readers, classes = reader_rows(statistics), class_rows(statistics)
         if (more := len(readers) - _READERS) > 0:
             readers[_READERS:] = [(f"… and {more} more", "", "", "")]
-        console.print(
-            "", table(CLASS_HEAD, class_rows(statistics), left=(1,)), "", table(READER_HEAD, readers), "", sep="\n"
-        )
+        if (more := len(classes) - 2 * _READERS) > 0:
+            classes[_READERS:] = [("", f"… and {more + _READERS} more, all of them with --html", "", "", "")]
+        console.print("", table(CLASS_HEAD, classes, left=(1,)), "", table(READER_HEAD, readers), "", sep="\n")
     for code, problems in result.groups():
         severity, shown = problems[0].severity, problems[:_PROBLEMS]
         console.print(Text.assemble((f"{severity} {code}", _COLOURS[severity]), f" {problems[0].name}"))
@@ -116,6 +123,8 @@ def print_result(result: CheckResult) -> None:
         line(json.dumps(result.suggestion, ensure_ascii=False))
     style = _COLOURS[result.worst] if result.worst in ("error", "warning") else "green"
     line("\n" * bool(result.problems) + result.verdict, style)
+    if result.next:
+        line(f"next: {result.next}")
 
 
 # -- the page: no network, no script, light and dark, readable on a phone ---------------------------------------------

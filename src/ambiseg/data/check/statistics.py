@@ -109,7 +109,7 @@ class Statistics:
             counts.masks += int((pixels > 0).sum())
             counts.images += 1
         empty = np.asarray(~np.isin(table, self.evaluated).any(0))
-        agree, marked = _pairwise_iou(table, area, self.evaluated)
+        agree, marked = pairwise_iou(table, area, self.evaluated)
         self._add_readers(case.readers, table, empty, marked)
         upper = np.triu_indices(len(case.readers), 1)
         if np.isfinite(marked[upper]).any():
@@ -236,7 +236,7 @@ def _mean(values: Iterable[float]) -> float:
     return float(np.mean(found)) if found else float("nan")
 
 
-def _pairwise_iou(table: np.ndarray, area: np.ndarray, classes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def pairwise_iou(table: np.ndarray, area: np.ndarray, classes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """``[M, M]`` twice: IoU averaged over the classes, where a class in neither mask is 1, and where it is left out.
 
     Equals :func:`ambiseg.overlap.pairwise_iou`, computed from regions ``[U, M]`` and their areas instead of pixels,

@@ -7,10 +7,13 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from ambiseg.methods.base import MethodConfig
+from ambiseg.methods.facts import Choice, Facts
 from ambiseg.methods.schedules import Schedule, Scheduled, values_of
 from ambiseg.settings import SettingError
 from ambiseg.transport import Solver
 
+_FEWEST, _MOST = 2, 40  # experts that are planned: two annotators may differ in ways that none of them shows alone
+_BY_IOU = 4  # classes up to which masks are compared by overlap
 _RANGES = {"capacity": (0.0, 1.0), "group_threshold": (0.0, 1.0), "annealing": (0.0, 1.0)}
 
 
@@ -73,6 +76,27 @@ class MoSEConfig(MethodConfig):
         description="weighted: samples of every expert; gumbel: straight-through draws from the mixture",
     )
     temperature: float = Field(default=1.0, gt=0, description="of the Gumbel-softmax")
+
+    @classmethod
+    def planned(cls, facts: Facts, epochs: int) -> dict[str, Choice]:
+        """As many experts as an image is read in ways, which are spread by half of the training at γ = 1/2."""
+        experts = min(max(facts.modes, _FEWEST), _MOST)
+        samples = 4 if experts <= 4 else 2 if experts <= 8 else 1
+        read = f"an image is read in up to {facts.modes} way{'s' * (facts.modes > 1)}"
+        spread = {"kind": "linear", "values": [0.5, 1.0], "epochs": 1, "warm_up": epochs // 2}
+        plan = {
+            "experts": Choice(experts, f"{read}, by {facts.readers} annotator{'s' * (facts.readers > 1)}"),
+            "samples": Choice(samples, f"of each expert: {experts * samples} per image and step"),
+            "capacity": Choice(spread, "1/2 spreads the experts, then 1 frees their weights"),
+        }
+        if len(facts.classes) <= _BY_IOU:
+            plan["cost"] = Choice("iou", f"{len(facts.classes)} classes: overlap, whatever their sizes")
+        else:
+            plan["cost"] = Choice("ce", f"{len(facts.classes)} classes, of which many are absent from an image")
+            usual = sorted(facts.shares)[len(facts.shares) // 2] or 1.0
+            weights = [round(min(max((usual / share) ** 0.5, 0.5), 8.0), 2) if share else 1.0 for share in facts.shares]
+            plan["class_weights"] = Choice(weights, "√(share of the middle class / own share), from 1/2 to 8")
+        return plan
 
     @model_validator(mode="after")
     def _fit_together(self) -> MoSEConfig:

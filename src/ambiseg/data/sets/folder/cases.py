@@ -34,6 +34,7 @@ from ambiseg.data.sets.folder.persons import FOLDERS, Persons, find_persons
 from ambiseg.data.sets.folder.reading import Files, Kind, may_be_stack
 from ambiseg.data.sets.folder.settings import FILE, FolderSettings
 from ambiseg.io.errors import FileError, Problem
+from ambiseg.io.formats import format_of
 from ambiseg.io.source import Source
 from ambiseg.settings import validate
 
@@ -111,6 +112,14 @@ class Folder(Cases):
             found = f"found {count(len(bare), 'case')} without"
             self._report(Problem("E008", str(bare[0].image), f"expected a split for all cases or none, {found}"))
         self.reading = Reading(self.settings.axes, self.settings.axis, self.settings.channels is not None)
+        lossy = [mask.path for entry in self.entries for mask in entry.masks if format_of(mask.path) == "JPEG"]
+        masks = sum(len(entry.masks) for entry in self.entries)
+        if not strict and len(lossy) == masks > 0 and declared_convention(self.settings) is None:
+            message = (
+                f"expected masks without loss, found {count(masks, 'mask')} as JPEG, whose values are not class ids"
+            )
+            self._report(Problem("E205", os.path.commonpath([path.parent for path in lossy]), message))
+            self.settings = self.settings.changed(labels={"threshold": 128})  # so that the checker can go on
         self._files = Files(self.settings, 1 + max((len(entry.masks) for entry in self.entries), default=0))
         named = manifest is not None or "{patient}" in (self.settings.image_path or "")
         self._told = named and any(entry.patient for entry in self.entries)  # patients by their owner

@@ -15,6 +15,7 @@ from ambiseg.data.case import ranked
 from ambiseg.data.sets.folder.settings import FolderSettings, Target, colour_code, plain_names
 from ambiseg.io.errors import FileError
 
+_GREYS = 16  # values beyond these cannot be classes that happen to be at the ends
 MOST = 64  # classes that a data set may have without declaring them; soft edges of a drawing make up to 256 values
 _NONE = 1 << 16  # in a table of targets: a value that has no meaning
 _VOID = _NONE + 1
@@ -65,6 +66,9 @@ class Values:
 
     numbers: dict[int, Path] = field(default_factory=dict)
     masks: Counter[int] = field(default_factory=Counter)  # that hold each number
+    pixels: Counter[int] = field(default_factory=Counter)  # of each number
+    total: int = 0  # masks
+    grey: int = 0  # masks of more than two numbers
     bits: bool = False  # some files have one bit per pixel, which is 0 and 1 under every convention
     colours: Counter[int] = field(default_factory=Counter)  # pixels of each 24-bit colour, of masks that are not grey
 
@@ -80,9 +84,26 @@ class Values:
     def count(self, numbers: Numbers, path: Path) -> None:
         """Add one mask by its numbers."""
         self.bits |= numbers is None
-        for number in numbers or ():
+        self.total += 1
+        self.grey += len(numbers or ()) > 2
+        for number, pixels in (numbers or {}).items():
             self.numbers.setdefault(number, path)
             self.masks[number] += 1
+            self.pixels[number] += pixels
+
+    @property
+    def soft(self) -> bool:
+        """Whether the numbers look like two classes with a soft edge: many, and most pixels near the ends.
+
+        Numbers of objects, of which there may be as many, are spread over the whole range instead.
+        """
+        top = max(self.numbers, default=0)
+        if len(self.numbers) <= _GREYS or top < 128 or self.bits:
+            return False
+        inner = sum(pixels for number, pixels in self.pixels.items() if number > 0.1 * top)
+        high = sum(pixels for number, pixels in self.pixels.items() if number >= 0.9 * top)
+        low = sum(pixels for number, pixels in self.pixels.items() if number <= 0.1 * top)
+        return low > 0 and high >= 0.25 * inner
 
     def colour_table(self) -> dict[str, int]:
         """A class for each colour, the commonest first: what ``colours`` may say if all masks are in colour."""
@@ -197,6 +218,8 @@ def observed_convention(seen: Values, settings: FolderSettings) -> Convention:
     names = settings.class_names
     if settings.labels != "ids" and 255 in numbers and set(numbers) <= {0, 255}:
         return Convention("binary", names or plain_names(2), settings.void)
+    if seen.soft and settings.labels != "ids" and (names is None or len(names) == 2):
+        raise soft_edges(seen)
     if names is not None:
         return Convention("ids", names, settings.void)
     largest = max([*numbers, 1])
@@ -213,8 +236,26 @@ def observed_convention(seen: Values, settings: FolderSettings) -> Convention:
     return Convention("ids", plain_names(largest + 1), settings.void)
 
 
+def soft_edges(seen: Values) -> FileError:
+    """One problem of all masks together, with the threshold that would cut them."""
+    top = max(seen.numbers)
+    first = next(path for number, path in seen.numbers.items() if 0 < number < top)
+    found = (
+        f"found soft edges in {seen.grey:,} of {count(seen.total, 'mask')}: {len(seen.numbers)} values from 0 to {top}"
+    )
+    fix = f'cut the values: "labels": {{"threshold": {middle(seen)}}}; or export masks without smoothing'
+    return FileError.of("E312", first, f"expected class ids 0, 1, 2 … or 0 and 255 in all masks, {found}", fix)
+
+
+def middle(seen: Values) -> int:
+    """The threshold half-way to the largest value: 128 for 255."""
+    return (max(seen.numbers) + 1) // 2
+
+
 def by_value(seen: Values) -> Convention:
-    """Each value a class of its own: for looking at masks whose meaning is not clear."""
+    """Each value a class of its own, or soft edges cut: for looking at masks whose meaning is not clear."""
+    if seen.soft:
+        return Convention("threshold", plain_names(2), threshold=middle(seen))
     numbers = _with_bits(seen, sorted(seen.numbers))[: 1 << 15]
     return Convention("table", tuple(f"value {n}" for n in numbers), table={n: i for i, n in enumerate(numbers)})
 
