@@ -89,8 +89,9 @@ class CaseView:
 
     @property
     def span(self) -> tuple[float, float]:
-        """Raw values that are black and white: those of the part that is shown."""
-        return pictures.value_span(self.image)
+        """Raw values that are black and white: those of the part that is shown, a little darker, for tints to be seen."""
+        low, high = pictures.value_span(self.image)
+        return low, high + 0.25 * (high - low)
 
     @property
     def ids(self) -> list[int]:
