@@ -89,7 +89,7 @@ class CaseView:
 
     @property
     def span(self) -> tuple[float, float]:
-        """Raw values that are black and white: those of the part that is shown, a little darker, for tints to be seen."""
+        """Raw values that are black and white: those of the part that is shown, darker, for tints to be seen."""
         low, high = pictures.value_span(self.image)
         return low, high + 0.25 * (high - low)
 
