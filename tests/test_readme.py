@@ -75,8 +75,9 @@ def test_commands_are_there(path):
             continue
         chosen = parse(words)  # exits where a command or an option does not exist
         recipe = getattr(chosen, "recipe", None)
-        planned = recipe is None or recipe == "auto" or recipe.endswith(".yaml")  # or a file of the reader's own
-        configuration.parse(chosen.settings_given, None if planned else recipe)  # what does not exist is an error
+        own = recipe in (None, "auto") or recipe.endswith(".yaml")  # planned, or a file of the reader's own
+        known = None if own else recipe
+        configuration.parse(chosen.settings_given, known)  # an error where a recipe or a setting does not exist
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
