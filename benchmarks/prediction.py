@@ -61,7 +61,9 @@ def overhead() -> None:
     torch.set_num_threads(1)
     rows, data = [], {}
     for name, model in {"U-Net": _fresh(), "the shipped network": load("demo")}.items():
-        predictor, backbone = Predictor(model, Options(per_stratum=4)), model.method.backbone
+        predictor, method = Predictor(model, Options(per_stratum=4)), model.method
+        assert isinstance(method, MoSE)
+        backbone = method.backbone
         for side in SIDES:
             image = torch.randint(-1000, 400, (1, side, side), generator=torch.Generator().manual_seed(0))
             source, prepared = array_source(image, "image"), model.card.prepare(image[None])

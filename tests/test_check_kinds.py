@@ -148,3 +148,26 @@ def test_parts_that_the_owner_did_not_give_are_told(tmp_path, capsys):
         write(tmp_path / part, blur=False, count=3)
     main(["data", "check", str(tmp_path)])
     assert "train 3, val 3; training takes test out of train" in capsys.readouterr().out
+
+
+def test_a_patient_who_is_likely_in_two_splits(tmp_path, capsys):
+    def named(name: str, left: str, right: str):
+        for part, side in ((left, "L"), (right, "R")):
+            write(tmp_path / name / part, blur=False, count=6)
+            for path in list((tmp_path / name / part).rglob("im*.png")):
+                path.rename(path.with_name(f"Image_0{path.stem[2:]}{side}.png"))
+        return [problem for problem in check(tmp_path / name, quiet=True).problems if problem.code == "W415"]
+
+    (problem,) = named("divided", "train", "test")
+    assert "found 6 likely ones in two, if names that end in L and R are taken" in problem.message
+    assert "Image_00 in train (Image_00L) and test (Image_00R)" in problem.message
+    (tmp_path / "divided" / "ambiseg.json").write_text('{"patient": ".+"}')
+    assert "W415" not in {problem.code for problem in check(tmp_path / "divided", quiet=True).problems}
+
+
+def test_a_fold_can_be_frozen(tmp_path, capsys):
+    shapes = ["data", "split", "shapes", "--set", "count=20", "--set", "size=16", "--out", str(tmp_path / "s.json")]
+    assert main([*shapes, "--fold", "2/5"]) == 0
+    assert "fold 2 of 5, by rank of the hash of the patient with seed 0" in capsys.readouterr().out
+    assert main([*shapes, "--fold", "6/5"]) == 2
+    assert "fold: expected K/N such as 2/5" in capsys.readouterr().err

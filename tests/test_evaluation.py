@@ -167,7 +167,7 @@ def test_methods_with_strata_and_with_samples_only(method, keys, stratum):
     assert [list(one.scores.scores) for one in scored] == [settings] * 4
     drawn = predictive.sample(5, torch.Generator().manual_seed(seed_of(0, "evaluate", "standard", 5, batch.names[0])))
     assert [one.scores.scores["standard-5"]["ged"] for one in scored] == ged(drawn, batch.annotations).tolist()
-    found = _summary(scored, stratum=model.stratum)
+    found = summary(scored, stratum=model.stratum)
     head, *rows = csv.reader(found.to_csv().splitlines())
     console = Console(width=100, record=True)
     show(found, console)
@@ -212,8 +212,8 @@ def test_interval_of_pooled_calibration_draws_whole_patients():
     truth = torch.randint(2, (4, 3, 6, 6), generator=g)
     predicted = torch.randint(2, (4, 5, 6, 6), generator=g)
     predicted[2:] = 1
-    scored = [_scored(predicted[i], truth[i], f"case {i}", "ab"[i // 2]) for i in range(4)]
-    found = _summary(scored).settings[0].ece
+    scored = [scored_case(predicted[i], truth[i], f"case {i}", "ab"[i // 2]) for i in range(4)]
+    found = summary(scored).settings[0].ece
 
     def pooled(images: slice) -> float:
         one, other = (MaskDistribution(x[images]).marginal_probs(2) for x in (predicted, truth))
@@ -226,14 +226,14 @@ def test_interval_of_pooled_calibration_draws_whole_patients():
 # -- what has no value ------------------------------------------------------------------------------------------------
 
 
-def _scored(predicted, truth, name: str, patient: str, protocol: str = "mose", valid=None) -> ScoredCase:
+def scored_case(predicted, truth, name: str, patient: str, protocol: str = "mose", valid=None) -> ScoredCase:
     masks = MaskDistribution(predicted[None])  # a model has no void pixels
     return score_masks(
         masks, MaskDistribution(truth[None], valid=valid), name, patient, ScoringRules(protocol, (1,), 2), "files-5"
     )
 
 
-def _summary(scored: list[ScoredCase], protocol: str = "mose", **options: Any) -> Evaluation:
+def summary(scored: list[ScoredCase], protocol: str = "mose", **options: Any) -> Evaluation:
     about = {"run": "x", "split": "all", "which": "files", "weights": "", "seed": 0, "data": "x"}
     about |= {"threads": 1, "batch_size": 1, "evaluated": [1], "protocol": protocol}
     return summarise(scored, ["no", "yes"], **about, **options)
@@ -242,12 +242,12 @@ def _summary(scored: list[ScoredCase], protocol: str = "mose", **options: Any) -
 def test_images_without_a_value_are_counted_and_left_out(tmp_path):
     empty, full = torch.zeros(5, 4, 4, dtype=torch.long), torch.ones(5, 4, 4, dtype=torch.long)
     scored = [
-        _scored(full, full, "both", "ann", "kohl2018"),
-        _scored(full, empty, "one", "bob", "kohl2018"),
-        _scored(empty, empty, "none", "cem", "kohl2018"),
-        _scored(full, full, "void", "dora", "kohl2018", valid=torch.zeros(1, 4, 4, dtype=torch.bool)),
+        scored_case(full, full, "both", "ann", "kohl2018"),
+        scored_case(full, empty, "one", "bob", "kohl2018"),
+        scored_case(empty, empty, "none", "cem", "kohl2018"),
+        scored_case(full, full, "void", "dora", "kohl2018", valid=torch.zeros(1, 4, 4, dtype=torch.bool)),
     ]
-    found = _summary(scored, "kohl2018")
+    found = summary(scored, "kohl2018")
     scores = {case.name: case.scores["files-5"] for case in found.cases}
     assert scores["both"]["ged"] == 0
     assert scores["none"]["ged"] is scores["none"]["matched_iou"] is None
@@ -266,9 +266,9 @@ def test_void_pixels_count_nowhere():
     predicted, truth = torch.randint(2, (5, 6, 6), generator=g), torch.randint(2, (3, 6, 6), generator=g)
     valid = torch.ones(1, 6, 6, dtype=torch.bool)
     valid[:, 3:] = False
-    cut = _scored(predicted[:, :3], truth[:, :3], "a", "a")
-    assert _scored(predicted, truth, "a", "a", valid=valid).scores == cut.scores
-    assert _scored(predicted, truth, "a", "a").scores != cut.scores
+    cut = scored_case(predicted[:, :3], truth[:, :3], "a", "a")
+    assert scored_case(predicted, truth, "a", "a", valid=valid).scores == cut.scores
+    assert scored_case(predicted, truth, "a", "a").scores != cut.scores
 
 
 def test_a_mean_of_nothing():

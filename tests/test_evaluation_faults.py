@@ -72,6 +72,32 @@ def test_evaluations_of_format_1_are_read(tmp_path):
     assert (found.modes, found.strata, found.cases[0].strata_weights) == (None, None, None)
 
 
+def test_evaluations_of_format_2_are_read(tmp_path):
+    """They have no region, anchors and verdict; what ECE rests on follows from its curve."""
+    path = tmp_path / "e.json"
+    path.write_text(OLD)
+    content = json.loads(Evaluation.load(path).to_json())
+    content["format"] = "ambiseg.Evaluation/2"
+    for name in ("unit", "annotator", "region", "anchors", "verdict"):
+        del content[name]
+    (setting,), (case,) = content["settings"], content["cases"]
+    del setting["ece_share"], setting["empty"]["calibration"], case["scores"]["compact-4"]["ged_unbiased_both"]
+    for part in (setting, *setting["buckets"]):
+        del part["metrics"]["ged_unbiased_both"]
+    bins = len(setting["reliability"]["weight"])
+    setting["reliability"]["weight"] = [0.25] + [0.0] * (bins - 1)
+    path.write_text(json.dumps(content))
+    found = Evaluation.load(path)
+    assert (found.region, found.anchors, found.verdict) == (None, [], "")
+    assert (found.unit, found.annotator, found.settings[0].ece_share) == ("patient", "reader", 0.25)
+    assert found.cases[0].scores["compact-4"]["ged_unbiased_both"] is None
+    assert found.settings[0].ece.mean == 0
+    setting["reliability"]["weight"] = [0.0] * bins  # nothing was measured, whatever was written
+    path.write_text(json.dumps(content))
+    found = Evaluation.load(path)
+    assert (found.settings[0].ece_share, found.settings[0].ece.mean) == (0, None)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

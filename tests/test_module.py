@@ -17,7 +17,7 @@ from ambiseg.data.augment import Augment
 from ambiseg.data.case import Case
 from ambiseg.data.config import DataConfig, open_cases
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.loader import Batch, BatchSpec
+from ambiseg.data.loader import Batch
 from ambiseg.data.module import DataModule
 from ambiseg.data.splits import LeakageError, Rule, Split
 from ambiseg.settings import validate
@@ -173,7 +173,7 @@ def test_few_cases_are_read_without_decoding_all():
     data.setup()
     index = data.indices("test")[0]
     split.verify(data.cases, names=[cases.names[index]])
-    batch = data.part_dataloader("test").dataset[BatchSpec((index,), 0)]
+    batch = data.batch_of(index)
     assert batch.names == (cases.names[index],)
     assert cases.read == [index]  # once, for verifying and for the batch
     with pytest.raises(LeakageError):
@@ -182,7 +182,7 @@ def test_few_cases_are_read_without_decoding_all():
     cases.read.clear()
     cached = DataModule(DataConfig(), cases, split, decode=False)
     cached.setup()
-    assert same(cached.part_dataloader("test").dataset[BatchSpec((index,), 0)], batch)
+    assert same(cached.batch_of(index), batch)
     assert not cases.read
 
 

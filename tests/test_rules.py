@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -160,3 +162,27 @@ def test_the_option_of_the_command_is_named(capsys, tmp_path):
     options = "--data.options={count: 120, size: 16}", "--data.fractions={train: 0.97, val: 0.01, test: 0.02}"
     assert main(["train", "demo", "--data.name=shapes", *options, "--out", str(tmp_path / "run"), "--quiet"]) == 2
     assert "; --data.split_seed=" in capsys.readouterr().err
+
+
+# -- a run keeps its split -------------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_goes_on_with_its_own_split(tiny_run, tmp_path, monkeypatch):
+    from ambiseg.runs import Run
+    from ambiseg.training import train
+
+    def made_anew(*_, **__):
+        raise AssertionError("a rule that changed would move patients from test to train")
+
+    out = shutil.copytree(tiny_run, tmp_path / "run")
+    monkeypatch.setattr("ambiseg.data.module.open_split", made_anew)
+    config, split = Run(out).config, Run(out).split
+    config.trainer = config.trainer.changed(epochs=config.trainer.epochs + 1)
+    train(config, out, resume=True, quiet=True)
+    assert len(Run(out).history) == config.trainer.epochs
+    assert Run(out).split == split
+    replace(split, fingerprint="0" * 32).save(out / "split.json")
+    with pytest.raises(
+        ConfigError, match=r"run: the data must be those that the run began with: .* expected fingerprint"
+    ):
+        train(config, out, resume=True, quiet=True)

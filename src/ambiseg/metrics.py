@@ -21,7 +21,7 @@ from ambiseg import transport
 from ambiseg.intervals import Interval as Interval
 from ambiseg.intervals import bootstrap as bootstrap
 from ambiseg.masks import MaskDistribution, Masks, as_masks, exact
-from ambiseg.overlap import Absent, check_classes, common_valid, compatible, joint_overlap, pairwise_iou
+from ambiseg.overlap import Absent, check_classes, common_valid, compatible, joint_overlap, occurring, pairwise_iou
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ PROTOCOLS: dict[str, Protocol] = {
 def ged(
     pred: Masks,
     truth: Masks,
-    classes: Sequence[int] = (1,),
+    classes: Sequence[int] | None = None,
     protocol: str = "mose",
     unbiased: bool | Literal["both"] = False,
 ) -> Tensor:
@@ -88,7 +88,8 @@ def ged(
     Args:
         pred: N masks per image.
         truth: M masks per image of the same size.
-        classes: class ids over which IoU is averaged.
+        classes: class ids over which IoU is averaged. ``None``: all foreground classes (ids above 0) that occur in
+            any mask of ``pred`` or ``truth``; class 1 where none occurs.
         protocol: a name in :data:`PROTOCOLS`.
         unbiased: False, True (predictions only) or ``"both"``, see above. With weights w the correction is 1 − Σw²:
             right for independent draws. nan where one mask has all the weight.
@@ -103,7 +104,7 @@ def ged(
     return compare(pred, truth, classes, protocol).ged(unbiased)
 
 
-def matched_iou(pred: Masks, truth: Masks, classes: Sequence[int] = (1,), protocol: str = "mose") -> Tensor:
+def matched_iou(pred: Masks, truth: Masks, classes: Sequence[int] | None = None, protocol: str = "mose") -> Tensor:
     """Mean IoU under the best matching of samples and annotations (M-IoU, Hungarian-matched IoU):
 
         max_P Σ_ij P_ij IoU(S_i, Y_j)     s.t.  P1 = u,  Pᵀ1 = v,  P ≥ 0.
@@ -115,13 +116,13 @@ def matched_iou(pred: Masks, truth: Masks, classes: Sequence[int] = (1,), protoc
     (1.0, 0.5)
     """
     pred, truth = compatible(pred, truth)
-    rule = _protocol(protocol)
+    rule, classes = _protocol(protocol), occurring(pred, truth) if classes is None else classes
     iou = pairwise_iou(pred, truth, classes, rule.absent(classes))
     return _scored(_matched(iou, _weights(pred), _weights(truth), rule), pred, truth)
 
 
 def sample_diversity(
-    masks: Masks, classes: Sequence[int] = (1,), protocol: str = "mose", unbiased: bool = False
+    masks: Masks, classes: Sequence[int] | None = None, protocol: str = "mose", unbiased: bool = False
 ) -> Tensor:
     """How much the masks of one distribution differ, E[1 − IoU(S, S′)], ``[B]``: the self-term of :func:`ged`.
 
@@ -129,6 +130,7 @@ def sample_diversity(
     0.25
     """
     masks = as_masks(masks)
+    classes = occurring(masks) if classes is None else classes
     d = 1 - pairwise_iou(masks, masks, classes, _protocol(protocol).absent(classes))
     return _scored(_self_expectation(d, _weights(masks), unbiased), masks, masks)
 
@@ -186,7 +188,7 @@ class Comparison:
         return _scored(values, self.pred, self.truth)
 
 
-def compare(pred: Masks, truth: Masks, classes: Sequence[int] = (1,), protocol: str = "mose") -> Comparison:
+def compare(pred: Masks, truth: Masks, classes: Sequence[int] | None = None, protocol: str = "mose") -> Comparison:
     """Compute the IoUs of all pairs once; the arguments are those of :func:`ged`.
 
     >>> readers = torch.tensor([[[[0, 0, 1, 1]], [[0, 0, 0, 0]]]])
@@ -195,6 +197,7 @@ def compare(pred: Masks, truth: Masks, classes: Sequence[int] = (1,), protocol: 
     (0.5, 0.5, 0.5)
     """
     (pred, truth), rule = compatible(pred, truth), _protocol(protocol)
+    classes = occurring(pred, truth) if classes is None else classes
     return Comparison(pred, truth, *joint_overlap(pred, truth, classes, rule.absent(classes)), rule)
 
 
@@ -303,19 +306,21 @@ class ReliabilityCurve:
 def reliability_curve(
     pred_marginal: Tensor | np.ndarray,
     truth_marginal: Tensor | np.ndarray,
-    classes: Sequence[int] | None = (1,),
+    classes: Sequence[int] | None = None,
     bins: int = 10,
     valid: Tensor | np.ndarray | None = None,
 ) -> ReliabilityCurve:
     """Bin pixels by predicted probability and compare it with the share of annotators who agree.
 
     One class: how its probability is calibrated. Several: each pixel's most likely class of all C, where it is one of
-    ``classes`` (others fall in no bin but count in the total, as in the released code). ``None``: all classes.
-    A bin is open below and closed above, so probabilities of exactly 0 are in no bin.
+    ``classes`` (others fall in no bin but count in the total, as in the released code). A bin is open below and
+    closed above, so probabilities of exactly 0 are in no bin.
 
     Args:
         pred_marginal: ``[B, C, *spatial]`` probabilities.
         truth_marginal: ``[B, C, *spatial]`` share of annotators, :meth:`MaskDistribution.marginal_probs`.
+        classes: ``None``: all foreground classes (ids above 0) that have a probability anywhere in either; class 1
+            where none has. ``range(C)`` takes the background too.
         valid: ``[B, *spatial]`` bool, False at void pixels.
 
     >>> curve = reliability_curve(torch.tensor([[[[.2]], [[.8]]]]), torch.tensor([[[[.5]], [[.5]]]]))
@@ -334,7 +339,7 @@ def reliability_curve(
     if bins < 1:
         raise ValueError(f"bins must be at least 1, found {bins}")
     B, C, *spatial = pred.shape
-    chosen = list(range(C)) if classes is None else check_classes(classes, C)
+    chosen = None if classes is None else check_classes(classes, C)
     if valid is not None:
         valid = torch.as_tensor(valid)
         if valid.dtype != torch.bool or list(valid.shape) != [B, *spatial]:
@@ -345,6 +350,11 @@ def reliability_curve(
             low, high = (float(x) for x in torch.aminmax(counted)) if counted.numel() else (0.0, 1.0)
             if not (low >= -1e-4 and high <= 1 + 1e-4):  # also catches nan
                 raise ValueError(f"the {name} marginal must hold probabilities, found {low:.4g} to {high:.4g}")
+    if chosen is None:
+        there = torch.maximum(pred, truth.to(pred))
+        there = there if valid is None else there * valid[:, None]
+        chosen = [c for c in there.transpose(0, 1).flatten(1).amax(1).gt(0).nonzero().flatten().tolist() if c] or [1]
+        chosen = check_classes(chosen, C)
     if len(chosen) == 1:
         confidence, accuracy = pred[:, chosen[0]], truth[:, chosen[0]]
     else:
@@ -373,7 +383,7 @@ def reliability_curve(
 def ece(
     pred_marginal: Tensor | np.ndarray,
     truth_marginal: Tensor | np.ndarray,
-    classes: Sequence[int] | None = (1,),
+    classes: Sequence[int] | None = None,
     bins: int = 10,
     valid: Tensor | np.ndarray | None = None,
 ) -> float:

@@ -30,7 +30,7 @@ _CACHED = 2**16  # words, 512 kB: pairs of masks compared at a time, so that the
 # -- hard masks ----------------------------------------------------------------------------------------------
 
 
-def pairwise_iou(a: Masks, b: Masks, classes: Sequence[int] = (1,), absent: Absent = "agree") -> Tensor:
+def pairwise_iou(a: Masks, b: Masks, classes: Sequence[int] | None = None, absent: Absent = "agree") -> Tensor:
     """IoU of every mask of ``a`` with every mask of ``b``, averaged over ``classes``:
 
         IoU[b, i, j] = mean_c |a_i^c ∩ b_j^c| / |a_i^c ∪ b_j^c|,      a_i^c = pixels that mask i gives class c.
@@ -38,7 +38,7 @@ def pairwise_iou(a: Masks, b: Masks, classes: Sequence[int] = (1,), absent: Abse
     Args:
         a: N masks per image, ``[B, N, *spatial]``.
         b: M masks per image of the same size. A pixel counts where it is valid in both.
-        classes: the class ids to average over.
+        classes: the class ids to average over; ``None``: all that occur, see :func:`occurring`.
         absent: what a class in neither mask counts as. With ``skip``, a pair that has none of the classes is nan.
 
     Returns:
@@ -50,13 +50,13 @@ def pairwise_iou(a: Masks, b: Masks, classes: Sequence[int] = (1,), absent: Abse
     tensor([[[0.5000, 0.0000]]], dtype=torch.float64)
     """
     a, b = compatible(a, b)
-    ids, valid = check_classes(classes), common_valid(a, b)
+    ids, valid = occurring(a, b) if classes is None else check_classes(classes), common_valid(a, b)
     if a is b and isinstance(a, RegionMasks) and a.regions is not None:
         return _mean_over_classes([_divide(_shared(a.regions, c, exact(a.regions.size))) for c in ids], absent)
     return _mean_over_classes([_iou(_encode(a, c, valid), _encode(b, c, valid)) for c in ids], absent)
 
 
-def joint_iou(a: Masks, b: Masks, classes: Sequence[int] = (1,), absent: Absent = "agree") -> Tensor:
+def joint_iou(a: Masks, b: Masks, classes: Sequence[int] | None = None, absent: Absent = "agree") -> Tensor:
     """:func:`pairwise_iou` among all N + M masks of ``a`` and ``b`` together, ``[B, N + M, N + M]``, in one go."""
     return joint_overlap(a, b, classes, absent).iou
 
@@ -73,13 +73,13 @@ class Overlap(NamedTuple):
     marked: Tensor
 
 
-def joint_overlap(a: Masks, b: Masks, classes: Sequence[int] = (1,), absent: Absent = "agree") -> Overlap:
+def joint_overlap(a: Masks, b: Masks, classes: Sequence[int] | None = None, absent: Absent = "agree") -> Overlap:
     """Overlaps among the N masks of ``a`` and the M of ``b``. Where regions of ``b`` are known, its masks are not read:
 
     |a_i^c ∩ b_j^c| = Σ_u [b_j = c in u] · |a_i^c ∩ u|.
     """
     a, b = compatible(a, b)
-    valid, ids = common_valid(a, b), check_classes(classes)
+    valid, ids = common_valid(a, b), occurring(a, b) if classes is None else check_classes(classes)
     counted = list(_by_region(a, b, ids, valid) or _by_pixel(a, b, ids, valid))
     iou = _mean_over_classes([_divide(intersection) for intersection in counted], absent)
     areas = torch.stack([intersection.diagonal(dim1=1, dim2=2) for intersection in counted])
@@ -409,6 +409,27 @@ def check_classes(classes: Iterable[int], count: int | None = None) -> list[int]
         limit = "" if count is None else f" and below {count}"
         raise ValueError(f"class ids must be at least 0{limit}, found {ids}")
     return ids
+
+
+def occurring(a: Masks, b: Masks | None = None) -> list[int]:
+    """The foreground classes, ids above 0, that any mask of any image holds; ``[1]`` where there is none.
+
+    Masks of weight 0 and void pixels hold nothing. On a GPU this waits for the device: name the classes in a loop.
+
+    >>> occurring(torch.tensor([[[[0, 3]]], [[[1, 0]]]])), occurring(torch.zeros(1, 1, 2, 2, dtype=torch.long))
+    ([1, 3], [1])
+    """
+    a = as_masks(a)
+    b = a if b is None else as_masks(b)
+    valid, found = common_valid(a, b), set[int]()
+    for masks in (a,) if b is a else (a, b):
+        counts = (masks.mass > 0)[(...,) + (None,) * len(masks.spatial)]
+        for n in range(masks.count):  # one mask of each image at a time: little memory
+            shown = counts[:, n] if valid is None else counts[:, n] & valid
+            labels = masks.labels[:, n].long() * shown
+            few = int(labels.max()) < 2**16  # a sort would take longer
+            found.update((torch.bincount(labels.flatten()).nonzero() if few else labels.unique()).flatten().tolist())
+    return sorted(found - {0}) or [1]
 
 
 def common_valid(a: MaskDistribution, b: MaskDistribution) -> Tensor | None:

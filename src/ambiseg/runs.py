@@ -5,7 +5,7 @@
 ``run.json``           the data's classes and intensity, precision, versions, seeds, the command
 ``split.json``         which case is in which part, with a fingerprint of the data
 ``metrics.csv``        one line per epoch
-``best.safetensors``   weights of the epoch with the smallest validation GED
+``best.safetensors``   weights of the epoch with the smallest validation GED; of the last until one was validated
 ``last.safetensors``   weights of the last epoch
 ``best.ckpt``          the same with optimiser and schedules, to go on from
 ``last.ckpt``          what ``ambiseg train --resume`` takes up
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import subprocess
@@ -125,6 +126,12 @@ class TrainedModel:
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.method.parameters()).device
+
+
+def best_row(history: Sequence[Mapping[str, float]]) -> Mapping[str, float] | None:
+    """The epoch whose weights are the best, the first with the smallest validation GED; ``None`` if none has any."""
+    scored = [row for row in history if math.isfinite(row.get("val_ged", math.nan))]
+    return min(scored, key=lambda row: row["val_ged"], default=None)
 
 
 def build_model(config: Config, channels: int, classes: int) -> Method:

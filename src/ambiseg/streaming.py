@@ -3,6 +3,9 @@
 Needs ``pip install "ambiseg[train]"``. Each wraps the function of the same name in :mod:`ambiseg.metrics`: the
 mean is over all images of the data set, and images whose value is undefined (nan) are left out, so any division into
 batches or processes gives the same number.
+
+For the same reason the classes are fixed when a metric is made, and not by what occurs in a batch: ``classes``, or all
+foreground classes 1 … ``num_classes`` - 1. With neither, masks are of two classes, and any other id is an error.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +21,7 @@ from torchmetrics import Metric
 
 from ambiseg import metrics
 from ambiseg.masks import Masks, exact
-from ambiseg.overlap import common_valid, compatible
+from ambiseg.overlap import common_valid, compatible, occurring
 
 
 class _Sums(Metric):
@@ -48,16 +51,35 @@ class _Sums(Metric):
         return self
 
 
-class _MeanOverImages(_Sums):
-    """Mean of a value per image."""
+def _foreground(num_classes: int) -> tuple[int, ...]:
+    if num_classes < 2:
+        raise ValueError(f"num_classes must be at least 2, found {num_classes}")
+    return tuple(range(1, num_classes))
 
-    def __init__(self, score: Callable[..., Tensor], settings: dict[str, object], **kwargs: Any) -> None:
+
+class _MeanOverImages(_Sums):
+    """Mean of a value per image. ``num_classes`` is for ``classes=None``, see the module."""
+
+    def __init__(
+        self,
+        score: Callable[..., Tensor],
+        settings: dict[str, object],
+        num_classes: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        chosen = "protocol" not in settings or settings["classes"] is not None
+        if not chosen:
+            settings = {**settings, "classes": _foreground(2 if num_classes is None else num_classes)}
         sums = {"total": torch.zeros((), dtype=torch.float64), "images": torch.zeros((), dtype=torch.int64)}
         super().__init__(sums, tuple(settings.values()), **kwargs)
         self.score = partial(score, **settings)
+        self.binary = not chosen and num_classes is None
 
     def update(self, *distributions: Masks) -> None:
         """Add the images of a batch."""
+        if self.binary and (beyond := max(occurring(*distributions))) > 1:
+            message = "expected classes or num_classes for masks of more than two classes"
+            raise ValueError(f"{type(self).__name__}: {message}, found class {beyond} and neither of them")
         values = self.score(*distributions)
         self._add(total=exact(values).nansum(), images=(~values.isnan()).sum())
 
@@ -78,7 +100,11 @@ class GED(_MeanOverImages):
     higher_is_better = False
 
     def __init__(
-        self, classes: Sequence[int] = (1,), protocol: str = "mose", unbiased: bool = False, **kwargs: Any
+        self,
+        classes: Sequence[int] | None = None,
+        protocol: str = "mose",
+        unbiased: bool | Literal["both"] = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(metrics.ged, {"classes": classes, "protocol": protocol, "unbiased": unbiased}, **kwargs)
 
@@ -88,7 +114,7 @@ class MatchedIoU(_MeanOverImages):
 
     higher_is_better = True
 
-    def __init__(self, classes: Sequence[int] = (1,), protocol: str = "mose", **kwargs: Any) -> None:
+    def __init__(self, classes: Sequence[int] | None = None, protocol: str = "mose", **kwargs: Any) -> None:
         super().__init__(metrics.matched_iou, {"classes": classes, "protocol": protocol}, **kwargs)
 
 
@@ -98,7 +124,7 @@ class SampleDiversity(_MeanOverImages):
     higher_is_better = None
 
     def __init__(
-        self, classes: Sequence[int] = (1,), protocol: str = "mose", unbiased: bool = False, **kwargs: Any
+        self, classes: Sequence[int] | None = None, protocol: str = "mose", unbiased: bool = False, **kwargs: Any
     ) -> None:
         settings: dict[str, object] = {"classes": classes, "protocol": protocol, "unbiased": unbiased}
         super().__init__(metrics.sample_diversity, settings, **kwargs)
@@ -118,14 +144,16 @@ class ECE(_Sums):
 
     Args:
         num_classes: C, number of classes of the marginals.
-        classes, bins: as in :func:`ambiseg.metrics.ece`.
+        classes: ``None``: all foreground classes 1 … C - 1.
+        bins: as in :func:`ambiseg.metrics.ece`.
     """
 
     higher_is_better = False
 
     def __init__(
-        self, num_classes: int = 2, classes: Sequence[int] | None = (1,), bins: int = 10, **kwargs: Any
+        self, num_classes: int = 2, classes: Sequence[int] | None = None, bins: int = 10, **kwargs: Any
     ) -> None:
+        classes = _foreground(num_classes) if classes is None else classes
         sums = {
             "count": torch.zeros(bins, dtype=torch.int64),
             "confidence_sum": torch.zeros(bins, dtype=torch.float64),

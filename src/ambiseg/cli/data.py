@@ -70,6 +70,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     meaning = f"shares of the patients; they sum to 1 (default: {' '.join(shares)})"
     split.add_argument("--fractions", nargs="+", metavar="PART=SHARE", default=shares, help=meaning)
     split.add_argument("--seed", type=int, metavar="S", default=0, help="another seed gives another split (default: 0)")
+    split.add_argument("--fold", metavar="K/N", help="test on the fold K of N of a cross-validation")
     split.add_argument("--declared", action="store_true", help="take the split that the data's owner gave")
     released = ("--released", f"--{RELEASED_SPLIT}")  # the second is the former name
     split.add_argument(*released, action="store_true", help="for LIDC: the split by series that the paper's code makes")
@@ -176,7 +177,7 @@ def _split(arguments: argparse.Namespace) -> int:
         else:
             pairs = _pairs("--fractions", arguments.fractions, float, "PART=SHARE such as train=0.7")
             try:
-                split = Split.by_hash(cases, pairs, arguments.seed, progress)
+                split = Split.by_hash(cases, pairs, arguments.seed, progress, arguments.fold)
             except EmptyPart as error:
                 raise error.naming("--seed {}") from None
     with reporting("comparing", arguments.quiet) as progress:

@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Any
 from ambiseg._util import terminal
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.processes import first_process
-from ambiseg._util.tables import table
-from ambiseg._util.text import count, some
+from ambiseg._util.text import some
 from ambiseg.cli.options import add_device, add_json, check_json, emit, placed
+from ambiseg.cli.scores import show
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ambiseg.evaluation.results import Evaluation, Interval, Modes, Strata
+    from ambiseg.evaluation.results import Evaluation
 
 EXAMPLES = """\
 examples:
   ambiseg evaluate runs/demo                                the test part, 16 masks per image
   ambiseg evaluate runs/demo --split val --samples 16 50 100
   ambiseg evaluate runs/demo --form standard --protocol kohl2018
+  ambiseg evaluate runs/demo --whole                        whole images, where the run scores their middle
   ambiseg evaluate runs/demo --devices 4                    four processes; the numbers are the same
   ambiseg evaluate runs/mine --root /new/place/of/scans     the data have moved
   ambiseg evaluate runs/f1 runs/f2 runs/f3 --out folds.json pool the folds of a cross-validation
@@ -37,17 +36,6 @@ data folder, or DIR/CASE.png for one mask per case; or DIR/CASE.npz of a MaskDis
 DIR/weights.json {"CASE": {"SAMPLE": 0.5}} gives them weights.
 """
 
-TITLES: dict[str, str] = {
-    "ged": "GED",
-    "ged_unbiased": "GED unbiased",
-    "ged_unbiased_both": "  on both sides",
-    "matched_iou": "matched IoU",
-    "ece": "ECE",
-    "diversity": "diversity",
-    "entropy": "entropy",
-    "empty_mass": "empty mass",
-}
-
 
 def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     """Add ``evaluate``."""
@@ -56,7 +44,8 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
         help="score a trained model, or masks of any other tool",
         description="Score a trained model on a part of its data: GED, matched IoU, calibration, diversity, entropy\n"
         "and the weights of its strata, for each image and on average, with 95 % intervals over patients,\n"
-        "and by how many readers drew anything.",
+        "by how many readers drew anything, and beside what a perfect sampler, a single reader, one constant\n"
+        "mask and an empty one score on the same images.",
         epilog=EXAMPLES,
         formatter_class=formatter,
         allow_abbrev=False,
@@ -71,6 +60,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     made.add_argument("--protocol", metavar="NAME", help="how masks are scored (default: the run's or a new run's)")
     made.add_argument("--which", choices=("best", "last"), help="which weights (default: best)")
     made.add_argument("--seed", type=int, metavar="S", help="seed of the draws (default: 0)")
+    made.add_argument("--whole", action="store_true", default=None, help="score whole images, whatever the run did")
     made.add_argument("--root", metavar="DIR", help="where the run's data are now")
     made.add_argument("--batch-size", type=int, metavar="B", help="images per batch; another number makes other draws")
     made.add_argument("--workers", type=int, metavar="W", help="processes that load data")
@@ -122,7 +112,7 @@ def _score_files(given: dict[str, Any]) -> tuple[Evaluation, Path | None]:
     from ambiseg.evaluation import evaluate_files
 
     options = {name: given[name] for name in ("protocol", "split", "quiet", "partial") if name in given}
-    for name in (*_OPTIONS, "form", *_DATA):
+    for name in (*_OPTIONS, "form", "whole", *_DATA):
         if name in given and name not in options:
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(f"evaluate: expected {option} with a RUN only, found it with --predictions")
@@ -142,108 +132,7 @@ def _score_run(given: dict[str, Any]) -> tuple[Evaluation, Path | None]:
     if options.get("devices", "").isdigit():
         options["devices"] = int(options["devices"])
     data = {key: given[name] for name, key in _DATA.items() if name in given}
+    data |= {"eval_size": None} if "whole" in given else {}
     found = evaluate(runs, forms=given.get("form"), data=data, **options)
     saved = len(runs) == 1 and not is_shipped(given["model"][0])
     return found, evaluation_path(runs[0], found.split) if saved else None
-
-
-# -- tables -----------------------------------------------------------------------------------------------------------
-
-
-def show(found: Evaluation, console: Console) -> None:
-    """Print an evaluation: averages, then by how many readers drew anything, then the strata and the known modes."""
-    weights = "" if found.which == "files" else f", {found.which} weights"
-    sizes = f"{count(found.images, 'image')} of {count(found.patients, found.unit)}"
-    title = f"{found.run}: {found.split} of {found.data}, {sizes}, protocol {found.protocol}{weights}"
-    console.print(title, style="bold", soft_wrap=True)
-    if found.unpredicted:
-        of = count(found.images + found.unpredicted, "case")
-        console.print(f"scored {found.images:,} of {of}; the others have no prediction", soft_wrap=True)
-    if found.folds is not None:
-        console.print(str(found.folds), soft_wrap=True)
-        if found.folds.differing:
-            console.print(f"settings that differ between the runs: {some(found.folds.differing, 8)}", soft_wrap=True)
-    _show_averages(found, console)
-    _show_buckets(found, console)
-    if found.strata is not None:
-        _show_strata(found.strata, console)
-    if found.modes is not None:
-        _show_modes(found.modes, found.strata, console)
-
-
-def _show_averages(found: Evaluation, console: Console) -> None:
-    cell, last = len("0.000 [0.000, 0.000]") + 2, len("readers")
-    fits = max(1, (console.width - max(map(len, TITLES.values())) - 2 - last) // cell)
-    own = {name: found.annotations[name].mean for name in ("diversity", "entropy")}
-    own["empty_mass"] = found.annotations["empty_share"].mean
-    for start in range(0, len(found.settings), fits):
-        part = found.settings[start : start + fits]
-        rows = [
-            [title, *(_interval(s.score(metric)) for s in part), _number(own[metric]) if metric in own else ""]
-            for metric, title in TITLES.items()
-        ]
-        console.print(table(["", *(f"{s.form} {s.samples}" for s in part), "readers"], rows), "")
-    for setting in found.settings:
-        for metric in ("ged", "matched_iou", "diversity"):
-            if lacking := found.images - setting.metrics[metric].count:
-                what = f"{setting.form} {setting.samples}: {lacking:,} of {found.images:,} images have no"
-                console.print(f"{what} {TITLES[metric]} under protocol {found.protocol} and are left out")
-
-
-def _show_buckets(found: Evaluation, console: Console) -> None:
-    first = found.settings[0]
-    rows = [
-        [
-            str(bucket.readers),
-            f"{bucket.images:,}",
-            *(_interval(bucket.metrics[metric]) for metric in ("ged", "matched_iou")),
-            *(_number(bucket.metrics[metric].mean) for metric in ("diversity", "empty_mass")),
-        ]
-        for bucket in first.buckets
-    ]
-    console.print(f"by how many readers drew anything, {first.form} {first.samples}", style="bold")
-    console.print(table(["readers", "images", "GED", "matched IoU", "diversity", "empty"], rows))
-    if first.empty.correlation is not None:
-        text = f"probability of an empty mask and share of readers who drew nothing: r = {first.empty.correlation:.2f}"
-        console.print(f"{text}, mean difference {_number(first.empty.error)}", soft_wrap=True)
-    console.print()
-
-
-def _show_strata(strata: Strata, console: Console) -> None:
-    shown = strata.by_bucket if len(strata.by_bucket) <= (console.width - 44) // 7 else []
-    rows = [
-        [
-            str(k + 1),
-            _interval(interval),
-            f"{'█' * round(12 * (interval.mean or 0)):<12}",
-            *(_number(bucket.mean[k]) for bucket in shown),
-        ]
-        for k, interval in enumerate(strata.intervals)
-    ]
-    by = ", and by how many readers drew anything" if shown else ""
-    head = [strata.name, "mean weight", " " * 12, *(str(bucket.readers) for bucket in shown)]
-    console.print(f"weight of each {strata.name}{by}", style="bold")
-    console.print(table(head, rows, left=(0, 2)), "")
-
-
-def _show_modes(modes: Modes, strata: Strata | None, console: Console) -> None:
-    rows = [[flip.name, flip.to, _number(flip.truth), _number(flip.predicted)] for flip in modes.flips]
-    console.print(f"share of flipped pixels, {modes.setting.replace('-', ' ')}", style="bold")
-    console.print(table(["class", "becomes", "truth", "predicted"], rows))
-    text = f"{100 * modes.distance:.0f} % of the probability is with the wrong of {len(modes.names)} modes"
-    if strata is not None and modes.found is not None:
-        text += f"; {modes.found} of them are drawn most often by some {strata.name}"
-    if strata is not None and modes.correlation is not None:
-        text += f"; weight of each {strata.name} and probability of its mode: r = {modes.correlation:.2f}"
-    console.print(f"{text}\n", soft_wrap=True)
-
-
-def _interval(value: Interval) -> str:
-    """``0.190 [0.178, 0.203]``; the mean alone where one patient gives no interval."""
-    if value.low is None:
-        return _number(value.mean)
-    return f"{_number(value.mean)} [{_number(value.low)}, {_number(value.high)}]"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"

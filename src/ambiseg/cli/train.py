@@ -7,11 +7,13 @@ import shlex
 import shutil
 import sys
 import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.processes import first_process, program
+from ambiseg._util.text import count
 from ambiseg.cli.options import add_device, add_json, check_json, emit, placed
 
 EXAMPLES = """\
@@ -106,13 +108,35 @@ def _train(arguments: argparse.Namespace) -> int:
     run = train(config, out, resume=begun is not None, quiet=arguments.quiet, command=sys.argv, reasons=reasons)
     if not first_process():
         return 0
-    best = min(run.history, key=lambda row: row.get("val_ged", float("inf")))
-    if emit(arguments, {"run": out, "epochs": len(run.history), "best": best, "last": run.history[-1]}):
-        if "val_ged" in best:
-            print(f"best epoch {best['epoch']:.0f}: validation GED {best['val_ged']:.4f}")
+    from ambiseg.runs import best_row
+
+    history = run.history
+    if emit(arguments, {"run": out, "epochs": len(history), "best": best_row(history), "last": history[-1]}):
+        print(outcome(history, config.trainer.check_every, config.data.eval_size))
         typed, folder = program(), shlex.quote(str(out))
         print(f"next: {typed} evaluate {folder}    {typed} report {folder}")
     return 0
+
+
+def outcome(history: Sequence[Mapping[str, float]], check_every: int, eval_size: Any) -> str:
+    """The best epoch in one line, or why there is none.
+
+    >>> outcome([{"epoch": 1, "val_ged": 0.5}, {"epoch": 2, "val_ged": 0.25}], 1, 64)
+    'best epoch 2: validation GED 0.2500 (of the middle 64×64 pixels of each image)'
+    >>> outcome([{"epoch": 1}, {"epoch": 2}], 5, None)
+    'no validation ran in 2 epochs (trainer.check_every is 5): the best weights are the last ones'
+    """
+    from ambiseg.runs import best_row
+
+    best = best_row(history)
+    if best is not None:
+        sides = [eval_size] * 2 if isinstance(eval_size, int) else eval_size
+        where = f" (of the middle {sides[0]}×{sides[1]} pixels of each image)" if sides else ""
+        return f"best epoch {best['epoch']:.0f}: validation GED {best['val_ged']:.4f}{where}"
+    why = f"no validation ran in {count(len(history), 'epoch')} (trainer.check_every is {check_every})"
+    if len(history) >= check_every:
+        why = "validation gave no GED: no image of the validation part has a value"
+    return f"{why}: the best weights are the last ones"
 
 
 def _plan(arguments: argparse.Namespace) -> Any:

@@ -270,6 +270,10 @@ class Cases(ABC):
         """What is resampled for intervals: :attr:`group`, or a case where groups are not known."""
         return self.group if self.patients_known else "case"
 
+    def size_of(self, index: int) -> tuple[int, int]:
+        """Height and width of one case; this reads it, a store knows."""
+        return self[index].size
+
     def origin(self, index: int) -> dict[str, Any]:
         """Where one case comes from (series, slice, place in it …), ready for JSON; a store keeps it."""
         return {}

@@ -88,7 +88,11 @@ class DataConfig(Settings):
     size: Size = Field(
         default=None, description="height and width of the training window; one number is a square; null: whole images"
     )
-    eval_size: Size = Field(default=None, description="the same for validation and test, in the middle of the image")
+    eval_size: Size = Field(
+        default=None,
+        description="the same for validation and test, in the middle of the image; null: whole images, large ones by "
+        "windows",
+    )
     outside: Outside = Field(
         default="reflect", description="beyond the border of an image that is smaller than the window: reflect or void"
     )
@@ -110,7 +114,9 @@ class DataConfig(Settings):
         default=1.0, gt=0, le=1, description="part of the training set to train on; a quarter is part of the half"
     )
     batch_size: int = Field(default=16, ge=1, description="images per step and process")
-    eval_batch_size: int = Field(default=32, ge=1, description="images at a time in validation and test")
+    eval_batch_size: int = Field(
+        default=32, ge=1, description="most images at a time in validation and test; fewer where they are large"
+    )
     workers: int = Field(default=0, ge=0, description="processes that load; 0: load in the training process")
     cache: Annotated[str | None, BeforeValidator(_cache)] = Field(
         default=USER,

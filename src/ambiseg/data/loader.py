@@ -16,6 +16,7 @@ from ambiseg._util.errors import DataError
 from ambiseg.data.augment import Augment
 from ambiseg.data.case import Case, Cases
 from ambiseg.data.intensity import Intensity
+from ambiseg.nn.windows import WHOLE
 from ambiseg.regions import RegionMasks, Regions
 
 Outside = Literal["reflect", "void"]
@@ -82,7 +83,9 @@ class BatchSampler(DistributedSampler):
     ``windows`` times per epoch (with P processes up to P - 1 of them once more, because all must take the same number
     of steps): all cases in one order, then all in another, so that a batch holds a case twice only when it must.
     Evaluation keeps the order and hands out whole batches: any number of processes makes the same batches with the same
-    seeds, so that their results are equal to the bit.
+    seeds, so that their results are equal to the bit. With ``sizes``, height and width of each case, its batches are of
+    images of one size, so that nothing is padded and a network sees each as if it were alone; and of at most as many
+    pixels as a single image may have, so that their memory is bounded.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class BatchSampler(DistributedSampler):
         rank: int = 0,
         processes: int = 1,
         windows: int = 1,
+        sizes: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         if batch_size < 1 or windows < 1:
             found = f"{batch_size} and {windows}"
@@ -105,11 +109,12 @@ class BatchSampler(DistributedSampler):
         super().__init__(indices, num_replicas=processes, rank=rank, shuffle=shuffle, seed=seed)  # type: ignore[arg-type]
         self.indices = list(indices)
         self.batch_size, self.windows = batch_size, windows
+        self._batches = [] if shuffle else _batches(sizes or [(1, 1)] * len(self.indices), batch_size)
 
     def __len__(self) -> int:
         if self.shuffle:
             return steps_per_epoch(len(self.indices), self.batch_size, self.windows, self.num_replicas)
-        return len(range(self.rank, -(-len(self.indices) // self.batch_size), self.num_replicas))
+        return len(range(self.rank, len(self._batches), self.num_replicas))
 
     def __iter__(self) -> Iterator[BatchSpec]:  # type: ignore[override]
         if self.shuffle:
@@ -119,11 +124,26 @@ class BatchSampler(DistributedSampler):
             order = np.concatenate([order, np.resize(order, -len(order) % self.num_replicas)])
             batches = np.array_split(order[self.rank :: self.num_replicas], len(self))
         else:
-            starts = range(0, len(self.indices), self.batch_size)[self.rank :: self.num_replicas]
-            batches = [np.arange(start, min(start + self.batch_size, len(self.indices))) for start in starts]
+            batches = self._batches[self.rank :: self.num_replicas]
         for step, batch in enumerate(batches):
             seed = seed_of(self.seed, "batch", self.epoch, step * self.num_replicas + self.rank)
             yield BatchSpec(tuple(self.indices[i] for i in batch), seed)
+
+
+def _batches(sizes: Sequence[tuple[int, int]], most: int) -> list[list[int]]:
+    """Places of images of one size, in their order: at most ``most`` and, unless it is one, :data:`WHOLE` pixels.
+
+    >>> _batches([(8, 8), (8, 9), (8, 8), (8, 8)], 2), _batches([(512, 1024)] * 5, 32)
+    ([[0, 2], [1], [3]], [[0, 1], [2, 3], [4]])
+    """
+    alike: dict[tuple[int, int], list[int]] = {}
+    for place, size in enumerate(sizes):
+        alike.setdefault(size, []).append(place)
+    found = []
+    for (height, width), places in alike.items():
+        step = min(most, max(1, WHOLE // (height * width)))
+        found += [places[start : start + step] for start in range(0, len(places), step)]
+    return sorted(found)
 
 
 def steps_per_epoch(cases: int, batch_size: int, windows: int = 1, processes: int = 1) -> int:
@@ -252,6 +272,13 @@ class Loader(Dataset):
         places = np.flatnonzero((said if case.void is None else said & ~case.void)[case.regions])
         y, x = divmod(int(places[int(where * len(places))]), case.size[1])
         return y, x
+
+
+def middle(case: Case, window: Window) -> tuple[np.ndarray, np.ndarray]:
+    """The middle of an image that evaluation looks at, and its map of regions; U is void beyond the border."""
+    assert window.size is not None
+    top, left = ((have - want) // 2 for have, want in zip(case.size, window.size, strict=True))
+    return _cut(case, (top, left), window.size, window.outside)
 
 
 def _cut(case: Case, corner: tuple[int, int], size: tuple[int, int], outside: Outside) -> tuple[np.ndarray, np.ndarray]:

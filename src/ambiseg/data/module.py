@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader
 
 from ambiseg.data.cache import open_cached
 from ambiseg.data.case import Case, Cases, Progress
-from ambiseg.data.config import DataConfig, open_cases, open_split
+from ambiseg.data.config import DataConfig, Size, open_cases, open_split
 from ambiseg.data.intensity import Intensity
-from ambiseg.data.loader import Batch, BatchSampler, Loader, Window
+from ambiseg.data.loader import Batch, BatchSampler, BatchSpec, Loader, Window
 from ambiseg.data.splits import Split, check_leakage, subset
 from ambiseg.data.store import Store
 from ambiseg.data.values import Values, some_of, thinned
@@ -54,6 +54,7 @@ class DataModule(LightningDataModule):
         self._source, self._split, self._progress, self._decode = cases, split, progress, decode
         self._cases: Cases | None = None
         self._ready = False
+        self._sizes: dict[int, tuple[int, int]] = {}
 
     def prepare_data(self) -> None:
         """Decode into the cache, in one process of each machine; the others find it there."""
@@ -118,6 +119,25 @@ class DataModule(LightningDataModule):
             indices = subset(self.cases, indices, self.config.fraction, self.config.split_seed)
         return indices
 
+    @property
+    def eval_window(self) -> Window:
+        """What of an image validation and test look at."""
+        return self._window(self.config.eval_size)
+
+    def scored_sizes(self, part: str) -> list[tuple[int, int]]:
+        """Height and width of what validation and test look at, of each case of a part."""
+        size = self.eval_window.size
+        return self.sizes(part) if size is None else [size] * len(self.indices(part))
+
+    def sizes(self, part: str) -> list[tuple[int, int]]:
+        """Height and width of each case of a part."""
+        indices = self.indices(part)
+        self._sizes |= {i: self.cases.size_of(i) for i in indices if i not in self._sizes}
+        return [self._sizes[i] for i in indices]
+
+    def _window(self, size: Size) -> Window:
+        return Window((size, size) if isinstance(size, int) else size, self.config.outside, self.config.focus)
+
     def trained_on(self) -> tuple[Values | None, tuple[int, int] | None]:
         """Distribution of the raw values of the training images; height and width of the largest image that is trained
         or validated on. Both of at most 512 images of a part, evenly spaced."""
@@ -133,14 +153,28 @@ class DataModule(LightningDataModule):
         largest = max(sizes, key=lambda size: size[0] * size[1], default=None)
         return Values.of(images) if images else None, largest
 
-    def part_dataloader(self, part: str, whole: bool = False) -> DataLoader:
-        """Any part in order and without augmentation; ``whole``: every process takes all of it."""
-        return self._loader(part, alone=whole)
+    def part_dataloader(self, part: str) -> DataLoader:
+        """Any part in order and without augmentation."""
+        return self._loader(part)
 
-    def _loader(self, part: str, training: bool = False, alone: bool = False) -> DataLoader:
+    def batch_of(self, index: int) -> Batch:
+        """One case alone, as validation and test see it."""
+        return self._batches()[BatchSpec((index,), 0)]
+
+    def _batches(self, training: bool = False) -> Loader:
+        config = self.config
+        return Loader(
+            self.cases,
+            self.intensity,
+            self._window(config.size) if training else self.eval_window,
+            config.augment if training else None,
+            config.annotations if training else None,
+            seed=config.seed,
+        )
+
+    def _loader(self, part: str, training: bool = False) -> DataLoader:
         config, trainer = self.config, self.trainer
-        rank, processes = (0, 1) if alone else self._place()
-        size = config.size if training else config.eval_size
+        rank, processes = self._place()
         sampler = BatchSampler(
             self.indices(part),
             config.batch_size if training else config.eval_batch_size,
@@ -149,18 +183,11 @@ class DataModule(LightningDataModule):
             rank=rank,
             processes=processes,
             windows=config.windows if training else 1,
-        )
-        loader = Loader(
-            self.cases,
-            self.intensity,
-            Window((size, size) if isinstance(size, int) else size, config.outside, config.focus),
-            config.augment if training else None,
-            config.annotations if training else None,
-            seed=config.seed,
+            sizes=None if training else self.scored_sizes(part),
         )
         workers = min(config.workers, len(sampler))
         return DataLoader(
-            loader,
+            self._batches(training),
             batch_size=None,  # the sampler says what is in a batch
             sampler=sampler,
             num_workers=workers,
@@ -195,6 +222,9 @@ class _ReadOnce:
         if index not in self._read:
             self._read[index] = self._cases[index]
         return self._read[index]
+
+    def size_of(self, index: int) -> tuple[int, int]:
+        return self[index].size
 
     def digest(self, index: int) -> str:
         return self._cases.digest(index, self[index])

@@ -67,7 +67,7 @@ class Rule:
         """Fold ``k/n``: test has 1/n of the patients, and ``fractions`` say how the others are divided.
 
         >>> print(Rule.of_fold("2/4"))
-        fold 2 of 4, by rank of the hash of the patient with seed 0: train 65.625%, val 9.375%, test 25%
+        fold 2 of 4, by rank of the hash of the patient with seed 0: train 65.6%, val 9.38%, test 25%
         """
         _, n = parse_fold(fold)
         rest = {name: share for name, share in fractions.items() if name != "test"}
@@ -130,7 +130,8 @@ class Rule:
         return uniform(f"{self.seed}:{patient}")
 
     def __str__(self) -> str:
-        shares = ", ".join(f"{name} {100 * share:.6g}%" for name, share in self.fractions.items())
+        digits = 3 if self.fold else 6
+        shares = ", ".join(f"{name} {100 * share:.{digits}g}%" for name, share in self.fractions.items())
         rank = "rank of the " * bool(self.ranked or self.fold)
         text = f"by {rank}hash of the patient with seed {self.seed}: {shares}"
         if self.fold:

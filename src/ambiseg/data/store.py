@@ -94,6 +94,10 @@ class Store(Cases):
     def __getitem__(self, index: int) -> Case:
         return _case(self._lines[index], self._pixels)
 
+    def size_of(self, index: int) -> tuple[int, int]:
+        height, width = self._lines[index]["regions"]["shape"]
+        return height, width
+
     def image_digest(self, index: int, case: Case | None = None) -> str:
         return self._lines[index]["image_digest"]
 

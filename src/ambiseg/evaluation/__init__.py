@@ -13,21 +13,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ambiseg._util.errors import ConfigError, DataError
 from ambiseg._util.extras import require
 from ambiseg._util.processes import first_process
 from ambiseg._util.progress import reporting
 from ambiseg.config import Config
+from ambiseg.evaluation.anchors import constant_mask
 from ambiseg.evaluation.files import evaluate_files
-from ambiseg.evaluation.results import METRICS, Evaluation
+from ambiseg.evaluation.results import METRICS, Evaluation, Region
 from ambiseg.evaluation.scoring import ScoredCase, ScoringRules, score_batch
 from ambiseg.evaluation.summary import summarise
 from ambiseg.methods.drawing import FORMS
 from ambiseg.metrics import PROTOCOLS
+from ambiseg.nn.windows import plan
 from ambiseg.runs import Run, Which, open_run
 from ambiseg.settings import validate
+
+if TYPE_CHECKING:
+    from ambiseg.data.module import DataModule
 
 __all__ = ["METRICS", "Evaluation", "evaluate", "evaluate_files", "evaluation_path", "saved_evaluation"]
 
@@ -148,16 +153,33 @@ def _score_run(
     if tuple(module.cases.classes) != card.classes:
         expected, found = (", ".join(names) for names in (card.classes, module.cases.classes))
         raise ConfigError(f"{opened.folder}: expected the classes {expected}, found {found} in {module.cases.title}")
-    rules = replace(rules, flips=module.cases.flips)
+    train = parts.indices(module.cases, "train") if "train" in parts.parts else []
+    constant = constant_mask(module.cases, train, module.eval_window)
+    rules = replace(rules, flips=module.cases.flips, constant=constant)
     with reporting("evaluating", silent) as report:
         score = partial(score_batch, rules=rules, forms=forms, samples=samples, seed=seed)
         scoring = ScoringModule(model.method, score, threads, report)
         scored = score_part(scoring, module, accelerator=accelerator, devices=devices, num_nodes=num_nodes)
+    place = {module.cases.names[index]: i for i, index in enumerate(module.indices(split))}
+    scored.sort(key=lambda one: place[one.scores.name])  # batches are of images of one size
     about = {"run": str(opened.folder), "split": split, "data": card.title, "evaluated": list(card.evaluated)}
+    about["region"] = scored_region(module, split, model.method.multiple)
     about |= {"unit": module.cases.unit, "annotator": module.cases.annotator}
     about |= {"protocol": protocol, "which": which, "weights": opened.digest(which), "seed": seed, "threads": threads}
     about |= {"classes": card.classes, "flips": rules.flips, "stratum": card.stratum or "stratum"}
     return scored, {**about, "batch_size": config.eval_batch_size}
+
+
+def scored_region(data: DataModule, part: str, multiple: int) -> Region:
+    """Which pixels of a part's images are scored; ``multiple`` is that of the method's windows."""
+    sizes, scored, window = data.sizes(part), data.scored_sizes(part), data.eval_window.size
+    cut = [plan(size, multiple) for size in set(scored)]
+    windows = max(len(one[0]) * len(one[1]) if one else 1 for one in cut)
+    if scored == sizes:
+        return Region(kind="whole", windows=windows)
+    assert window is not None
+    seen = sum(min(h, window[0]) * min(w, window[1]) for h, w in sizes)
+    return Region(kind="middle", size=window, share=seen / sum(h * w for h, w in sizes), windows=windows)
 
 
 def evaluation_path(run: Run, split: str = "test") -> Path:

@@ -52,7 +52,7 @@ class ScoringModule(pl.LightningModule):
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         number = batch_idx * self.trainer.world_size + self.trainer.global_rank  # as BatchSampler deals batches out
-        self.scored[number] = self.score(self.model.predict(batch.images), batch)
+        self.scored[number] = self.score(self.model.predict_whole(batch.images), batch)
         self.report(batch_idx + 1, int(sum(self.trainer.num_test_batches)))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from ambiseg.data.case import Flip
 from ambiseg.data.sets.street.flips import ModeTable, flip_modes, mode_weights
+from ambiseg.evaluation.overlaps import region_iou
 from ambiseg.masks import MaskDistribution
 from ambiseg.methods.drawing import Drawing
 from ambiseg.metrics import PROTOCOLS
@@ -83,16 +84,8 @@ def _compare(
     classes, U = 1 + max(int(labels.max()), int(modes.table.max()), *evaluated), len(size)
     pairs = (np.bincount(mask.astype(np.int64) * (U + 1) + index, minlength=classes * (U + 1)) for mask in labels)
     counts = np.array([pair.reshape(classes, U + 1)[:, :U] for pair in pairs], float)
-    # The counts are needed anyway, and give every IoU as a sum over regions; pairwise_iou would need D maps of pixels.
-    agree = PROTOCOLS[protocol].absent(evaluated) == "agree"
-    total, found = np.zeros((2, len(labels), modes.table.shape[1]))
-    for c in evaluated:
-        drawn = (modes.table == c).astype(float)
-        intersection = counts[:, c] @ drawn
-        union = counts[:, c].sum(1)[:, None] + size @ drawn - intersection
-        total += np.divide(intersection, union, out=np.full_like(union, float(agree)), where=union > 0)
-        found += (union > 0) | agree
-    iou = np.divide(total, found, out=np.ones_like(total), where=found > 0)  # 1 for a pair that has none of the classes
+    iou = region_iou(counts, modes.table, size, evaluated, PROTOCOLS[protocol].absent(evaluated))
+    iou = np.nan_to_num(iou, nan=1.0)  # of a pair that has none of the classes
     return _Compared(modes, masks.mass[b].detach().double().cpu().numpy(), counts, size, iou)
 
 

@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -158,6 +159,12 @@ class SettingScores(_Record):
     def score(self, metric: str) -> Interval:
         """The average of any of ``METRICS``."""
         return self.ece if metric == "ece" else self.metrics[metric]
+
+
+def headline(settings: Sequence[SettingScores], samples: int) -> SettingScores:
+    """The setting that models are compared by: ``samples`` draws in standard form, or the first there is."""
+    standard = [setting for setting in settings if setting.form == "standard"]
+    return next((s for s in standard if s.samples == samples), (standard or settings)[0])
 
 
 class CaseScores(_Record):
@@ -318,8 +325,7 @@ class Evaluation(_Record):
 
     def headline(self, samples: int) -> SettingScores:
         """The setting that models are compared by: ``samples`` draws in standard form, or the first there is."""
-        standard = [setting for setting in self.settings if setting.form == "standard"]
-        return next((s for s in standard if s.samples == samples), (standard or self.settings)[0])
+        return headline(self.settings, samples)
 
     def anchor(self, key: AnchorKey, samples: int | None = None) -> Anchor | None:
         """An anchor by its key; of those that depend on the number of masks, the one for ``samples``."""

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ambiseg._util.errors import ConfigError
 from ambiseg.data.case import Flip
 from ambiseg.data.loader import Batch, seed_of
+from ambiseg.evaluation.anchors import AnchorScores, anchor_scores
 from ambiseg.evaluation.modes import ModeScores, score_modes
 from ambiseg.evaluation.results import METRICS, CaseScores, Number
 from ambiseg.masks import MaskDistribution, exact
@@ -38,12 +40,14 @@ class ScoringRules:
         evaluated: ids of the classes that are scored.
         classes: C, background included.
         flips: the flips that make the modes, for data of known modes.
+        constant: ``[H, W]`` labels of one mask for all images, made of the training part: an anchor.
     """
 
     protocol: str
     evaluated: tuple[int, ...]
     classes: int
     flips: tuple[Flip, ...] = ()
+    constant: np.ndarray | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
@@ -57,11 +61,13 @@ class ScoringRules:
 
 @dataclass(frozen=True, eq=False)
 class ScoredCase:
-    """One image's scores and, by setting, what is pooled over images: binned pixels and masks among known modes."""
+    """One image's scores, what others score on it and, by setting, what is pooled over images: binned pixels and masks
+    among known modes."""
 
     scores: CaseScores
     curves: dict[str, ReliabilityCurve]
     modes: dict[str, ModeScores] = field(default_factory=dict)
+    anchors: AnchorScores | None = None
 
     def renamed(self, old: str, new: str) -> ScoredCase:
         """The same with another key for a setting."""
@@ -140,11 +146,14 @@ def _score(
         "strata_weights": strata_weights or [None] * len(names),
         "scores": scores,
     }
+    anchors = anchor_scores(
+        annotations, rules.classes, rules.evaluated, rules.protocol, bool(rules.flips), rules.constant
+    )
     scored = []
     for i, (diversity, entropy) in enumerate(zip(*(values.tolist() for values in own), strict=True)):
         about: dict[str, Any] = {name: column[i] for name, column in columns.items()}
         case = CaseScores(**about, annotations={"diversity": diversity, "entropy": entropy})
-        scored.append(ScoredCase(case, curves[i], modes[i]))
+        scored.append(ScoredCase(case, curves[i], modes[i], anchors[i]))
     return scored
 
 

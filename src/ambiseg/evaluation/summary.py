@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from ambiseg.config import EvaluationConfig
 from ambiseg.data.case import Flip
 from ambiseg.data.sets.street.flips import happening, mode_weights
+from ambiseg.evaluation.anchors import AnchorScores, anchors_of, verdict
 from ambiseg.evaluation.modes import ModeScores
 from ambiseg.evaluation.results import (
     METRICS,
     Bucket,
+    CaseScores,
     EmptyBin,
     EmptyMasks,
     Evaluation,
@@ -27,6 +30,7 @@ from ambiseg.evaluation.results import (
     SettingScores,
     Strata,
     StrataBucket,
+    headline,
 )
 from ambiseg.evaluation.scoring import ScoredCase
 from ambiseg.metrics import ReliabilityCurve, bootstrap
@@ -59,6 +63,9 @@ def summarise(
     settings = [_setting(key, scored) for key in cases[0].scores]
     among = [one for one in scored if one.modes]
     weights = [one.scores.strata_weights for one in among]
+    anchors = [one.anchors for one in scored if one.anchors is not None]
+    if len(anchors) == len(scored):
+        about |= _beside(anchors, cases, settings, about.get("annotator", "reader"), bool(flips))
     return Evaluation(
         images=len(cases),
         patients=len(set(patients)),
@@ -70,6 +77,24 @@ def summarise(
         cases=cases,
         **about,
     )
+
+
+def _beside(
+    scored: Sequence[AnchorScores],
+    cases: Sequence[CaseScores],
+    settings: Sequence[SettingScores],
+    annotator: str,
+    known: bool,
+) -> dict[str, Any]:
+    """The anchors, and the verdict on the setting that models are compared by."""
+    patients = [case.patient for case in cases]
+    anchors = anchors_of(
+        scored, [s.samples for s in settings], annotator, known, lambda values: mean_of(list(values), patients)
+    )
+    setting = headline(settings, EvaluationConfig().samples)
+    values = _array([case.scores[setting.key]["ged"] for case in cases])
+    text = verdict(setting.metrics["ged"], values.tolist(), scored, anchors, setting.samples, patients)
+    return {"anchors": anchors, "verdict": text}
 
 
 def mean_of(values: Sequence[float | None], patients: Sequence[str], resamples: int = _RESAMPLES) -> Mean:

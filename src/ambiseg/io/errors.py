@@ -78,6 +78,10 @@ KINDS: dict[str, Kind] = {
     "H411": Kind("settings-not-written", "write the lines below into ambiseg.json: opening then reads no masks"),
     "H412": Kind("intensity-not-declared", "write the lines below into ambiseg.json, with the window you want"),
     "H413": Kind("patients-not-declared", "declare `patient`, so that no split divides a patient"),
+    "W415": Kind(
+        "patient-likely-in-two-splits",
+        'move the images of a patient into one split, or declare "patient": ".+" if they are of different patients',
+    ),
     "H414": Kind(
         "patients-assumed",
         'declare "patient", a regular expression on the name, if that is wrong; ".+" keeps each image on its own',

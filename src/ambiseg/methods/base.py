@@ -28,7 +28,7 @@ from ambiseg.methods.schedules import Schedule
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.features import Backbone
 from ambiseg.nn.pixelhead import label_dtype
-from ambiseg.nn.windows import Step, Tile, Windows, tiles
+from ambiseg.nn.windows import Step, Tile, Windows, plan, tiles
 from ambiseg.settings import Settings
 
 P = TypeVar("P", bound="Stratified")
@@ -277,6 +277,20 @@ class Method(nn.Module, ABC):
         Unless a method knows better, the soft masks of one noise are blended over the windows.
         """
         return windowed(self, image, windows, step)
+
+    def predict_whole(self, images: Tensor) -> Predictive:
+        """:meth:`predict` for images of any size: one that is too large is taken by windows, as new images are.
+
+        Images ``[B, C, H, W]`` that are cut into windows come one at a time.
+        """
+        windows = plan((images.shape[2], images.shape[3]), self.multiple)
+        if windows is None:
+            return self.predict(images)
+        if self.incoherent:
+            found = f"{images.shape[2]}×{images.shape[3]}, which is taken by windows"
+            hint = "data.eval_size scores the middle of images"
+            raise ConfigError(f"expected images that are taken whole, found {found}: {self.incoherent}; {hint}")
+        return self.predict_windows(images, windows)
 
     @property
     def multiple(self) -> int:

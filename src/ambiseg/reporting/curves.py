@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from ambiseg.runs import best_row
 from ambiseg.viz.colours import INK, OTHERS, SERIES, SOFT
 
 if TYPE_CHECKING:
@@ -93,8 +94,8 @@ def changes(history: History, scheduled: Iterable[str]) -> list[Change]:
 
 def best_epoch(history: History) -> int | None:
     """The epoch whose weights were kept: the first with the smallest validation GED."""
-    scored = [row for row in history if math.isfinite(row.get("val_ged", math.nan))]
-    return int(min(scored, key=lambda row: row["val_ged"])["epoch"]) if scored else None
+    best = best_row(history)
+    return None if best is None else int(best["epoch"])
 
 
 def curves(figure: Figure, history: History, keys: Sequence[str], label: str, changes: Sequence[Change] = ()) -> None:

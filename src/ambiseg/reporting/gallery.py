@@ -13,7 +13,7 @@ import torch
 from ambiseg._util.errors import DataError
 from ambiseg._util.progress import progress
 from ambiseg.data.config import DataConfig
-from ambiseg.data.loader import Batch, BatchSpec, seed_of
+from ambiseg.data.loader import Batch, seed_of
 from ambiseg.data.module import DataModule
 from ambiseg.evaluation.results import CaseScores, Evaluation
 from ambiseg.masks import MaskDistribution
@@ -189,8 +189,9 @@ def make_gallery(
     chosen, example = choose_cases(evaluation.cases, key, count), choose_example(evaluation.cases, key)
     first = [] if example is None else [example]
     names = list(dict.fromkeys([*first, *(name for kind in chosen.values() for name in kind)]))
-    module = _open_data(run, data or {}, names)
-    loader: Any = module.part_dataloader(evaluation.split, whole=True)
+    region = evaluation.region
+    scored = {} if region is None else {"eval_size": region.size if region.kind == "middle" else None}
+    module = _open_data(run, {**scored, **(data or {})}, names)
     place = {module.cases.names[index]: index for index in module.indices(evaluation.split)}
     scores = {case.name: case for case in evaluation.cases}
     colours = class_colours(evaluation.classes, evaluation.evaluated, evaluation.flipped)
@@ -198,8 +199,8 @@ def make_gallery(
     views, spans, matches = {}, [], {}
     matched = [] if evaluation.modes is None else [*first, *chosen["best"][:1], *chosen["median"][:1]]
     for name in progress(names, len(names), "drawing cases", quiet):
-        batch = loader.dataset[BatchSpec((place[name],), 0)]  # alone, so that it keeps its own size
-        seed, predictive = seed_of(evaluation.seed, "report", name), model.predict(batch.images)
+        batch = module.batch_of(place[name])  # alone, so that it keeps its own size
+        seed, predictive = seed_of(evaluation.seed, "report", name), model.method.predict_whole(batch.images)
         image = run.card.intensity.undo(batch.images)[0].numpy()
         views[name] = view_case(predictive, batch, image, scores[name], samples, seed, colours)
         spans.append(pictures.value_span(views[name].whole))

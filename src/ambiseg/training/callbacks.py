@@ -16,7 +16,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, RichProgressBar
 
 from ambiseg._util.files import write_text
-from ambiseg.runs import write_weights
+from ambiseg.runs import best_row, write_weights
 from ambiseg.training.module import TrainingModule
 
 
@@ -29,8 +29,7 @@ class Checkpoints(Checkpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, TrainingModule)
-        *before, score = (row.get("val_ged", math.inf) for row in pl_module.history)
-        better = score < min((one for one in before if not math.isnan(one)), default=math.inf)
+        better = best_row(pl_module.history) in (None, pl_module.history[-1])  # None: not validated yet
         last = self.folder / "last.ckpt"
         draft = self.folder / ".last.ckpt.draft"
         try:
@@ -44,7 +43,8 @@ class Checkpoints(Checkpoint):
 
     def _publish(self, module: TrainingModule, draft: Path, last: Path, better: bool) -> None:
         row = module.history[-1]
-        about = {"epoch": str(int(row["epoch"])), "val_ged": f"{row.get('val_ged', math.nan):.6g}"}
+        about = {"epoch": str(int(row["epoch"]))}
+        about |= {"val_ged": f"{row['val_ged']:.6g}"} if math.isfinite(row.get("val_ged", math.nan)) else {}
         if better or not (self.folder / "best.ckpt").exists():
             link = self.folder / ".best.ckpt.draft"
             link.unlink(missing_ok=True)
@@ -75,6 +75,11 @@ def _table(history: list[dict[str, float]]) -> str:
     return text.getvalue()
 
 
+def score(value: float) -> str:
+    """``0.1234``, or that there is none: no image of the validation part has a value."""
+    return f"{value:.4f}" if math.isfinite(value) else "none (no image has a value)"
+
+
 def terms_of(row: Mapping[str, float], scheduled: Collection[str] = ()) -> list[str]:
     """The terms of the loss among the columns of an epoch: all that are not counted, scheduled or validated."""
     known = {"epoch", "step", "lr", "loss", *scheduled}
@@ -99,7 +104,7 @@ class EpochLines(Checkpoint):
         text = f"epoch {int(row['epoch']):{width}d}/{self.epochs}  loss {row['loss']:.4f}"
         text += "".join(f"  {name} {row[name]:.4f}" for name in terms_of(row, moving))
         text += "".join(f"  {name} {row[name]:.3g}" for name in moving)
-        text += f"  val GED {row['val_ged']:.4f}" if "val_ged" in row else ""
+        text += f"  val GED {score(row['val_ged'])}" if "val_ged" in row else ""
         print(f"{text}  {time.monotonic() - self._started:.0f} s", file=sys.stderr, flush=True)
 
 
@@ -126,5 +131,5 @@ class ProgressBar(RichProgressBar):
         shown |= {name: f"{means[name]:.3f}" for name in terms_of(means)}
         shown |= {name: f"{value:.3g}" for name, value in pl_module.scheduled().items()}
         if pl_module.history and "val_ged" in (row := pl_module.history[-1]):
-            shown["val GED"] = f"{row['val_ged']:.4f}"
+            shown["val GED"] = score(row["val_ged"])
         return shown

@@ -224,7 +224,7 @@ class TrainingModule(LightningModule):
         seed = seed_of(self.config.seed, "validation", batch.names[0])
         generator = torch.Generator(self.device).manual_seed(seed)
         how = self.config.evaluation
-        drawn = self.chosen.predict(batch.images).sample(how.samples, generator)
+        drawn = self.chosen.predict_whole(batch.images).sample(how.samples, generator)
         pair = compare(drawn, batch.annotations, self.evaluated, how.protocol)
         self._scores["val_ged"].append(pair.ged())
         self._scores["val_ged_unbiased"].append(pair.ged(unbiased=True))

@@ -27,6 +27,7 @@ from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.folder.labels import declared_convention
 from ambiseg.data.sets.folder.layout import SPLITS
 from ambiseg.data.sets.folder.manifest import find_manifest
+from ambiseg.data.sets.folder.persons import find_persons
 from ambiseg.data.sets.folder.settings import FILE, FolderSettings
 from ambiseg.data.store import Store
 from ambiseg.io.errors import FileError, Problem, one_per_file
@@ -232,6 +233,8 @@ def _problems_of_all(statistics: Statistics, cases: Cases, broken: set[str]) -> 
         return str(cases.file_of(number[name], reader)) if isinstance(cases, Folder) else name
 
     yield from _leaks(statistics)
+    if isinstance(cases, Folder):
+        yield from _likely_leaks(cases)
     yield from _copies(statistics, file_of)
     yield from _odd_readers(statistics, file_of, broken)
     yield from _odd_masks(statistics, file_of)
@@ -246,6 +249,24 @@ def _leaks(statistics: Statistics) -> Iterator[Problem]:
         if len(parts) > 1:
             where = " and ".join(f"{split} ({name})" for split, name in parts.items())
             yield Problem("E401", f"patient {patient}", f"expected the patient in one split, found it in {where}")
+
+
+def _likely_leaks(folder: Folder) -> Iterator[Problem]:
+    """Patients whom the names put into two of the owner's splits, unless each split counts its patients anew."""
+    if folder.settings.patient is not None or any(entry.split is None for entry in folder.entries):
+        return
+    splits = {entry.name.split("/", 1)[-1]: entry.split for entry in folder.entries}
+    found = find_persons(list(splits)) if len(splits) == len(folder.entries) else None
+    parts: dict[str, dict[str | None, str]] = {}
+    for name, split in splits.items():
+        if found is not None and (fits := re.match(found.pattern, name)):
+            parts.setdefault(fits[1], {}).setdefault(split, name)
+    if found is not None and (several := [patient for patient, of in parts.items() if len(of) > 1]):
+        where = " and ".join(f"{split} ({name})" for split, name in parts[several[0]].items())
+        message = (
+            f"expected patients in one split, found {count(len(several), 'likely one', 'likely ones')} in two, if "
+        )
+        yield Problem("W415", "", f"{message}{found.text}: {several[0]} in {where}")
 
 
 def _copies(statistics: Statistics, file_of: FileOf) -> Iterator[Problem]:
@@ -341,7 +362,7 @@ def _advice(statistics: Statistics, folder: Folder, suggestion: dict[str, object
             yield Problem("H412", FILE, f"{span}; {middle}; they reach the network as they are")
     if folder.persons is not None:
         images, patients = count(len(folder.entries), "image"), count(len(set(folder.patients)), "patient")
-        yield Problem("H414", FILE, f"{images} of {patients}: {folder.persons.text}")
+        yield Problem("H414", "", f"{images} of {patients}: {folder.persons.text}")
     elif declared.patient is None and all(entry.patient is None for entry in folder.entries):
         stems = Counter(m[1] for entry in folder.entries if (m := _SLICE.match(entry.name.rsplit("/", 1)[-1])))
         named = sum(stems.values()) == len(folder.entries) and not SPLITS.keys() >= stems.keys()

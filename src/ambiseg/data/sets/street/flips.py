@@ -74,6 +74,9 @@ class Flips(Cases):
         modes = flip_modes(np.where(void, 0, case.table[:, 0]), ~void, self.flips)
         return replace(case, table=modes.table, readers=modes.names, weights=modes.weights)
 
+    def size_of(self, index: int) -> tuple[int, int]:
+        return self.cases.size_of(index)
+
     def origin(self, index: int) -> dict[str, Any]:
         return self.cases.origin(index)
 
