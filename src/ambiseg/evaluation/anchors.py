@@ -247,7 +247,8 @@ def verdict(
     if said["better"]:
         clauses.append(f"better than {' and than '.join(said['better'])}")
     if said["open"]:
-        clauses.append(f"not clearly better or worse than {' and than '.join(said['open'])}")
+        why = " (images of a single group give no interval)" if len(set(groups)) < 2 else ""
+        clauses.append(f"not clearly better or worse than {' and than '.join(said['open'])}{why}")
     if said["worse"]:
         clauses.append(f"worse than {' and than '.join(said['worse'])}")
     if "perfect" in by:
