@@ -75,7 +75,8 @@ def test_commands_are_there(path):
             continue
         chosen = parse(words)  # exits where a command or an option does not exist
         recipe = getattr(chosen, "recipe", None)
-        known = None if recipe in (None, "auto") or recipe.endswith(".yaml") else recipe  # the reader's own
+        own = recipe in (None, "auto") or recipe.endswith(".yaml")  # planned, or a file of the reader's own
+        known = None if own else recipe
         configuration.parse(chosen.settings_given, known)  # an error where a recipe or a setting does not exist
 
 

@@ -267,7 +267,7 @@ def test_a_method_that_only_samples_has_one_row_of_masks(run):
     tones = class_colours(["ground", "shape"], [1])
     view = view_case(Constant(), batch, np.zeros((1, 32, 32)), case, 2, 0, tones)
     chosen = {kind: [case.name] for kind in ("ambiguous", "best", "median", "worst")}
-    gallery = Gallery(chosen, {case.name: view}, (0, 1), tones)
+    gallery = Gallery(chosen, {case.name: view}, tones)
     reader = Reader(page(Run(run), found, gallery, None))
     alternatives = [image["alt"] for image in reader.all("img")]
     assert sum("of the model" in alt for alt in alternatives) == 6  # outline, four samples, mean

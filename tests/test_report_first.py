@@ -18,7 +18,7 @@ from ambiseg.data.splits import Split
 from ambiseg.evaluation.results import CaseScores, Evaluation
 from ambiseg.reporting import curves, figures
 from ambiseg.reporting.crop import Crop, crop_around
-from ambiseg.reporting.gallery import CaseView, Samples, choose_example, make_gallery
+from ambiseg.reporting.gallery import CaseView, Samples, choose_example, make_gallery, steadiest
 from ambiseg.reporting.page import page
 from ambiseg.reporting.terms import METRICS, purpose, standings
 from ambiseg.runs import Run
@@ -79,7 +79,7 @@ def test_the_first_screen_says_what_it_does_shows_it_and_places_it(html):
     reader = Reader(head)
     assert "this model predicts the outlines that different readers may draw (shape), and how likely each is" in head
     assert "Better than one reader." in reader.text
-    titles = re.findall(r'class="name"><span>(.*?)</span>', head)
+    titles = re.findall(r'class="name">(.*?)</span>', head)
     assert titles == ["a perfect model", "this model", "one reader", "one constant mask", "an empty mask"]
     assert re.findall(r'class="value">(.*?)<', head) == ["0.150", "0.213", "0.340", "0.800", "1.000"]
     assert head.count("why one reader") == 2  # beside it, and to unfold on a phone
@@ -145,6 +145,13 @@ def test_the_example_is_the_best_of_those_in_which_readers_differ():
     assert choose_example([*cases, case("one", 0.0, 0.9, readers=1), case("none", None, 0.9)], "k") == "6"
     assert choose_example([case("one", 0.3, 0.1, readers=1)], "k") == "one"
     assert choose_example([case("none", None, None)], "k") is None
+
+
+def test_cases_are_chosen_by_the_scores_that_depend_least_on_chance():
+    assert steadiest(parsed(evaluation(["a"]))).key == "compact-16"
+    content = evaluation(["a"])
+    _no_strata(content)
+    assert steadiest(parsed(content)).key == "standard-50"
 
 
 def test_masks_that_are_equal_are_one_option():

@@ -25,8 +25,7 @@ def test_it_is_small_and_says_how_it_was_made():
     command = run.about["command"]
     assert command[:3] == ["ambiseg", "train", "demo"]
     settings = [word for word in command[3:] if word not in ("--out", "runs/demo")]
-    precision = f"--trainer.precision={run.config.trainer.precision}"  # of before the default was to choose one
-    assert run.config == parse([*settings, precision], "demo")  # the recipe of today makes it again
+    assert run.config == parse(settings, "demo")  # the recipe of today makes it again
     assert run.about["seed"] == run.config.seed
     assert {"standard-16", "compact-16"} <= run.about["scores"].keys()
     assert run.about["scores"]["images"] == len(run.split.parts["test"])
@@ -51,7 +50,7 @@ def test_its_weights_follow_the_readers_on_patients_it_has_not_seen():
         # Beside the model: nothing at all, and the first reader's mask, which the model does not know.
         rivals = masks, torch.zeros_like(truth[:, :1]), truth[:, :1]
         distances.append([float(ambiseg.ged(rival, truth).mean()) for rival in rivals])
-    assert empty[1] > empty[4] + 0.1
+    assert empty[1] > empty[4] + 0.2
     own, nothing, first = (sum(column) / len(by_readers) for column in zip(*distances, strict=True))
     assert own < min(nothing, first) / 2
 

@@ -58,6 +58,18 @@ def test_outlines_that_coincide_take_turns():
     assert not lines[len(lines) // 2, len(lines) // 2, 3]
 
 
+def test_thin_structures_are_drawn_themselves_and_not_as_two_edges():
+    mask = np.zeros((432, 432), np.uint8)
+    mask[100, 50:300] = 1
+    lines = pictures.outlines([mask], ["#ff0000"], 4)
+    assert (lines[..., 3] > 0).sum() == 250
+    mask[200:300, 200:300] = 1
+    assert not pictures.outlines([mask], ["#ff0000"], 4)[250, 250, 3]  # the inside of what is not thin
+    values = np.zeros((864, 864))
+    values[500] = 0.6
+    assert (pictures.heat(values, 0.6) == pictures.heat(np.full((9, 9), 0.6), 0.6)[0, 0]).all(-1).any(1).sum() == 1
+
+
 def test_large_images_are_thinned_and_small_ones_are_not():
     for smaller, kind in ((pictures.thinned, int), (pictures.shrunk, float)):
         assert smaller(np.zeros((3, 1024, 2048), kind), 288).shape == (3, 147, 293)

@@ -93,7 +93,7 @@ def anchor_scores(
         scores: dict[AnchorKey, tuple[float, float]] = {
             key: single(iou[len(v) + k], v, within) for k, key in enumerate(masks)
         }
-        alone = [single(iou[m], v, within) if known else _left_out(iou[: len(v)], v, m, single) for m in range(len(v))]
+        alone = [single(*(iou[m], v) if known else _others(iou[m], v, m), within) for m in range(len(v))]
         scores["reader"] = tuple(float((v * column).sum()) for column in np.array(alone).T)  # type: ignore[assignment]
         squares = float((v * v).sum())
         own = 0.0 if known else squares
@@ -102,14 +102,14 @@ def anchor_scores(
     return [one(b) for b in range(len(annotations))]
 
 
-def _left_out(iou: np.ndarray, v: np.ndarray, m: int, single: Any) -> tuple[float, float]:
-    """Annotator m as a prediction, scored against the others."""
+def _others(iou: np.ndarray, v: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
+    """IoU of annotator m with the others, and their weights; nan if there are none.
+
+    Beside it goes E d(Y, Y′) of all annotators, m too: that of the others alone has fewer annotators in it, and would
+    make the score of one mask D (1 + 1/(M−1)), where a model that draws one perfect mask gets D (1 + 1/M).
+    """
     others = np.arange(len(v)) != m
-    if not others.any():
-        return np.nan, np.nan
-    w = v[others] / v[others].sum()
-    spread = float((w[:, None] * w * (1 - iou[np.ix_(others, others)])).sum())
-    return single(iou[m, others], w, spread)
+    return (iou[others], v[others] / v[others].sum()) if others.any() else (np.full(1, np.nan), np.ones(1))
 
 
 def _counts(labels: np.ndarray, size: np.ndarray, classes: int) -> np.ndarray:
@@ -172,7 +172,8 @@ _WORDS: dict[AnchorKey, tuple[str, str]] = {
     ),
     "reader": (
         "a single {annotator}",
-        "The mask of one {annotator} as the only prediction, compared with {others}; the average over all of them.",
+        "The mask of one {annotator} as the only prediction, compared with {others}, by the rules for the model; the "
+        "average over all of them.",
     ),
     "consensus": (
         "the {annotator}s' majority",

@@ -396,12 +396,14 @@ class Evaluation(_Record):
 
 
 def _migrate(content: dict[str, Any]) -> None:
-    """What format 2 did not have: a metric without a value, and the share of pixels that ECE rests on.
+    """What format 2 did not have: words, a metric without a value, and the share of pixels that ECE rests on.
 
     Where that is 0 its ECE, which was written as 0, was not measured.
     """
     missing = {"mean": None, "low": None, "high": None}
     try:
+        if content.get("modes"):
+            content["annotator"] = "mode"
         for setting in content["settings"]:
             setting["ece_share"] = min(1.0, sum(weight or 0 for weight in setting["reliability"]["weight"]))
             if not setting["ece_share"]:

@@ -15,7 +15,7 @@ from ambiseg._util.progress import progress
 from ambiseg.data.config import DataConfig
 from ambiseg.data.loader import Batch, seed_of
 from ambiseg.data.module import DataModule
-from ambiseg.evaluation.results import CaseScores, Evaluation
+from ambiseg.evaluation.results import CaseScores, Evaluation, SettingScores
 from ambiseg.masks import MaskDistribution
 from ambiseg.methods.base import Predictive, Stratified
 from ambiseg.methods.drawing import draw
@@ -87,6 +87,18 @@ class CaseView:
         """Whether there is no room for anything beside it."""
         return self.image.shape[2] > 1.4 * self.image.shape[1]
 
+    @property
+    def span(self) -> tuple[float, float]:
+        """Raw values that are black and white: those of the part that is shown, darker, for tints to be seen."""
+        low, high = pictures.value_span(self.image)
+        return low, high + 0.25 * (high - low)
+
+    @property
+    def ids(self) -> list[int]:
+        """Classes in the masks that are shown at the head of the page."""
+        shown = [one.labels for one in self.annotations[:1]] + [option.mask for option in self.options(4)[0]]
+        return np.unique(np.concatenate([labels.reshape(-1) for labels in shown])).tolist()
+
     def options(self, most: int) -> tuple[list[Option], float]:
         """The likeliest different masks, up to ``most`` of them, and the probability of all others.
 
@@ -115,7 +127,6 @@ class Gallery:
 
     chosen: Mapping[str, Sequence[str]]
     views: Mapping[str, CaseView]
-    span: tuple[float, float]  # raw values that are black and white, the same in all images
     colours: Sequence[str]
     example: str | None = None  # the case at the head of the page
     matches: Mapping[str, ModeMatches] = field(default_factory=dict)  # of some cases, for data of known modes
@@ -133,6 +144,14 @@ class Gallery:
             for i, name in enumerate(names, 1):
                 found.setdefault(name, (kind, f"case-{kind}-{i}"))
         return found
+
+
+def steadiest(evaluation: Evaluation) -> SettingScores:
+    """The setting whose scores of single images depend least on chance: weighted masks of every stratum, and many.
+
+    With 16 draws of four strata the best of 500 images would be the one that was luckiest.
+    """
+    return max(evaluation.settings, key=lambda setting: (setting.form == "compact", setting.samples))
 
 
 def choose_cases(cases: Sequence[CaseScores], key: str, count: int) -> dict[str, list[str]]:
@@ -185,7 +204,7 @@ def make_gallery(
             f"{run.folder}: expected an evaluation of cases in split {evaluation.split}, found {missing[0]!r} in it; "
             "evaluate the run again"
         )
-    key = evaluation.headline(run.config.evaluation.samples).key
+    key = steadiest(evaluation).key
     chosen, example = choose_cases(evaluation.cases, key, count), choose_example(evaluation.cases, key)
     first = [] if example is None else [example]
     names = list(dict.fromkeys([*first, *(name for kind in chosen.values() for name in kind)]))
@@ -196,18 +215,16 @@ def make_gallery(
     scores = {case.name: case for case in evaluation.cases}
     colours = class_colours(evaluation.classes, evaluation.evaluated, evaluation.flipped)
     model = run.model("last" if evaluation.which == "last" else "best")
-    views, spans, matches = {}, [], {}
+    views, matches = {}, {}
     matched = [] if evaluation.modes is None else [*first, *chosen["best"][:1], *chosen["median"][:1]]
     for name in progress(names, len(names), "drawing cases", quiet):
         batch = module.batch_of(place[name])  # alone, so that it keeps its own size
         seed, predictive = seed_of(evaluation.seed, "report", name), model.method.predict_whole(batch.images)
         image = run.card.intensity.undo(batch.images)[0].numpy()
         views[name] = view_case(predictive, batch, image, scores[name], samples, seed, colours)
-        spans.append(pictures.value_span(views[name].whole))
         if name in matched and isinstance(predictive, Stratified) and module.cases.flips:
             matches[name] = match_modes(predictive, batch, module.cases.flips, evaluation, seed)
-    span = (min(low for low, _ in spans), max(high for _, high in spans)) if spans else (0.0, 1.0)
-    return Gallery(chosen, views, span, colours, example, matches)
+    return Gallery(chosen, views, colours, example, matches)
 
 
 def _open_data(run: Run, changes: Mapping[str, Any], names: Sequence[str]) -> DataModule:
@@ -265,8 +282,8 @@ def view_case(
             for one in shown
         ],
         hidden=(hidden, hidden_weight),
-        entropy=shrunk(crop(entropy if valid is None else entropy * valid)),
-        disagreement=shrunk(crop(annotations.entropy(classes)[0].numpy())),
+        entropy=shrunk(crop(entropy if valid is None else entropy * valid), largest=True),
+        disagreement=shrunk(crop(annotations.entropy(classes)[0].numpy()), largest=True),
         valid=None if valid is None else part(valid.astype(np.uint8)) > 0,
         equal_readers=bool((present == present[0]).all()),
     )

@@ -19,7 +19,7 @@ from ambiseg.methods import method_named
 from ambiseg.methods.schedules import Schedule
 from ambiseg.metrics import PROTOCOLS
 from ambiseg.reporting.figures import THIRD, Figures, Plot
-from ambiseg.reporting.gallery import EXAMPLE, KINDS, MAX_ENTROPY, Gallery
+from ambiseg.reporting.gallery import EXAMPLE, KINDS, MAX_ENTROPY, Gallery, steadiest
 from ambiseg.reporting.panels import save_cases
 from ambiseg.reporting.terms import METRICS, purpose, standings
 from ambiseg.runs import Run
@@ -70,6 +70,7 @@ def page(run: Run, evaluation: Evaluation, gallery: Gallery | None, folder: Path
         meanings=_meanings(run, moved),
         evaluation=evaluation,
         headline=headline,
+        chosen_by=steadiest(evaluation),
         purpose=purpose(evaluation),
         summary=summary(evaluation, headline),
         standing=standing,

@@ -30,13 +30,13 @@ def save_cases(gallery: Gallery, evaluation: Evaluation, figures: Figures) -> No
         if names:
             figures.save(_panel(_case_rows(gallery, gallery.views[names[0]], evaluation)), f"case-{kind}")
     for name, matches in list(gallery.matches.items())[:1]:
-        image = pictures.photograph(gallery.views[name].image, gallery.span)
+        image = pictures.photograph(gallery.views[name].image, gallery.views[name].span)
         figures.save(_panel([("image", [(image, "")]), *_mode_rows(gallery, matches, stratum)]), "mode-pairs")
 
 
 def _case_rows(gallery: Gallery, view: CaseView, evaluation: Evaluation) -> list[Row]:
     """Image and annotations, then a row for each stratum, entropy last."""
-    image, small = (pictures.photograph(view.image, gallery.span, side) for side in (pictures.LARGE, pictures.SMALL))
+    image, small = (pictures.photograph(view.image, view.span, side) for side in (pictures.LARGE, pictures.SMALL))
     masks = [one.labels for one in view.annotations]
     two, tones = len(gallery.colours) == 2, distinct(len(masks))
     strata = evaluation.strata

@@ -10,6 +10,7 @@ import numpy as np
 
 from ambiseg.viz.colours import VOID, heat_colours, palette
 
+_THIN = 0.7  # of a mask that is edge
 LARGE, SMALL = 432, 216  # pixels of the longer side: images with fine lines over them, and everything else
 
 
@@ -97,16 +98,17 @@ def soft(picture: np.ndarray, tone: str | None = None) -> np.ndarray:
 
 
 def heat(values: np.ndarray, top: float) -> np.ndarray:
-    """``[H, W]`` values from 0 to ``top`` in the colours of the heat map."""
-    return heat_colours((scaled_values(values, SMALL) / top * 51).round() / 51)
+    """``[H, W]`` values from 0 to ``top`` in the colours of the heat map; of large pictures the largest of a block."""
+    return heat_colours((scaled_values(values, SMALL, largest=True) / top * 51).round() / 51)
 
 
 def outlines(masks: Sequence[np.ndarray], colours: Sequence[str], width: int = 2) -> np.ndarray:
     """``[h, w, 4]`` bytes to lay over an image: each mask's edges. Shared edges are dashed in all their colours.
 
-    Masks that differ in their classes alone have the same edges everywhere: these are white.
+    Masks that differ in their classes alone have the same edges everywhere: these are white. A mask of thin structures
+    is drawn itself, because its edges would be wider than it is.
     """
-    edges = np.stack([_edges(scaled(labels, LARGE), width) for labels in masks])
+    edges = np.stack([_lines(scaled(labels, LARGE), width) for labels in masks])
     if len(masks) > 1 and (edges == edges[0]).all():
         edges, colours = edges[:1], ("#ffffff",)
     owners = edges.sum(0)
@@ -183,9 +185,9 @@ def scaled(labels: np.ndarray, side: int, last: bool = False) -> np.ndarray:
     return _repeated(thinned(labels, side, last), _times(labels, side))
 
 
-def scaled_values(values: np.ndarray, side: int) -> np.ndarray:
-    """``[…, H, W]`` numbers at the size of :func:`scaled`; blocks of pixels become their mean."""
-    return _repeated(shrunk(values, side), _times(values, side))
+def scaled_values(values: np.ndarray, side: int, largest: bool = False) -> np.ndarray:
+    """``[…, H, W]`` numbers at the size of :func:`scaled`; blocks of pixels become their mean, or their largest."""
+    return _repeated(shrunk(values, side, largest), _times(values, side))
 
 
 def thinned(labels: np.ndarray, side: int = LARGE, last: bool = False) -> np.ndarray:
@@ -202,10 +204,13 @@ def thinned(labels: np.ndarray, side: int = LARGE, last: bool = False) -> np.nda
     return order.astype(labels.dtype)[_blocks(ranks[labels], step).max((-3, -1))]
 
 
-def shrunk(values: np.ndarray, side: int = LARGE) -> np.ndarray:
+def shrunk(values: np.ndarray, side: int = LARGE, largest: bool = False) -> np.ndarray:
     """Numbers ``[…, H, W]`` that are much larger than ``side``: the means of blocks of pixels. Others as they are."""
     step = _step(values, side)
-    return values if step == 1 else _blocks(values, step).mean((-3, -1))
+    if step == 1:
+        return values
+    blocks = _blocks(values, step)
+    return blocks.max((-3, -1)) if largest else blocks.mean((-3, -1))
 
 
 def _step(pixels: np.ndarray, side: int) -> int:
@@ -255,6 +260,12 @@ def data_uri(picture: np.ndarray) -> str:
     else:
         Image.fromarray(np.ascontiguousarray(picture)).save(file, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def _lines(labels: np.ndarray, width: int) -> np.ndarray:
+    """The edges of a mask, or the mask where most of it is edge."""
+    edges, inside = _edges(labels, width), labels > 0
+    return inside if (edges & inside).sum() > _THIN * inside.sum() else edges
 
 
 def _edges(labels: np.ndarray, width: int) -> np.ndarray:

@@ -10,7 +10,7 @@ from numpy.random import PCG64, Generator
 from ambiseg.data.sets.nodules.anatomy import Grid, Tubes, Wall, join, occupancy, spokes, texture, tree
 from ambiseg.data.sets.nodules.outlines import RATINGS, Native, Nodule
 
-VERSION = "1"  # of the simulation: raise it when the same nodule gives another picture
+VERSION = "2"  # of the simulation: raise it when the same nodule gives another picture
 # Each has its own random numbers.
 _PARTS = ("scan", "lung", "walls", "tissue 1", "tissue 2", "vessels", "nodule", "noise")
 _MARGIN = 10  # native pixels around the outlines, for the nodule's edge to fade in
@@ -188,9 +188,10 @@ def _nodule(rng: Generator, grid: Grid, lung: np.ndarray, nodule: Nodule, field:
 
         body = Φ((s̄ + lean · (max_m s_m - s̄) + roughness - shift) / width),    width = w(margin) + a · std_m(s_m)
 
-    It is softer where the readers disagree, and what only some of them drew is hazy. How soft and hazy it is, how far
-    the shape leans towards the reader who drew most, and the contrast differ at random between nodules. So an image is
-    informative about the disagreement, but does not determine it.
+    It is softer where the readers disagree, and what only some of them drew is hazy. The fewer readers marked it and
+    the subtler they found it, the fainter it is. How soft, hazy and faint, and how far the shape leans towards the
+    reader who drew most, differ at random between nodules. So an image is informative about the disagreement, but does
+    not determine it.
     """
     subtlety, margin, spiculation, solidity = nodule.ratings.mean(0)[:4]
     signed = field.at(grid)
@@ -206,15 +207,15 @@ def _nodule(rng: Generator, grid: Grid, lung: np.ndarray, nodule: Nodule, field:
     haze = rng.uniform(0, 0.8) * _sigmoid(signed / (0.5 + 0.2 * (5 - margin))).mean(0)
 
     # Ground glass, solid, or between the two a solid core in ground glass.
-    solid = min(max((solidity + rng.normal(0, 0.25) - 1) / 4, 0.0), 1.0)
+    solid = min(max((solidity + rng.normal(0, 0.15) - 1) / 4, 0.0), 1.0)
     deep = np.clip(mean / max(float(field.distance.mean(0).max()), 0.3), 0, 1)
     density = np.clip(1.05 * solid + 4 * solid * (1 - solid) * (deep - 0.45), 0, 1)
-    glass, tissue = rng.normal(-560, 110), rng.normal(45, 20)
+    glass, tissue = rng.normal(-560, 70), rng.normal(45, 20)
     level = glass + density * (tissue - glass) + (1 - density) * 45 * texture(grid, rng, 1.6)
     # A small nodule does not fill the thickness of the slice. The fewer readers saw it, the fainter it is, on average.
     missed = 4 - len(nodule.marks)
     strength = 1 - 0.2 * math.exp(-radius / 2.5)
-    strength *= 1.04 - 0.03 * (4 - subtlety) - 0.015 * missed + rng.normal(0, 0.09 + 0.04 * missed)
+    strength *= 1.03 - 0.02 * (4 - subtlety) - 0.06 * missed + rng.normal(0, 0.05 + 0.01 * missed)
     image = lung + np.maximum(body, haze) * (level - lung) * min(max(strength, 0.25), 1.1)
     return image + _calcium(rng, grid, nodule, mean, deep)
 
