@@ -195,7 +195,7 @@ def _verdict(model: list[float], constant: float, reader: float, empty: float = 
 
 
 def test_verdict_says_what_is_better_and_what_is_not():
-    model = [0.10, 0.12, 0.14, 0.11]
+    model = [0.10, 0.12, 0.14, 0.11, 0.12, 0.12]
     good = "Better than one constant mask (0.867) and than a single reader (0.213); a perfect sampler would score 0.062"
     assert _verdict(model, 0.867, 0.213) == f"{good} with 16 masks."
     assert _verdict(model, 0.867, 0.12).startswith(
@@ -204,9 +204,10 @@ def test_verdict_says_what_is_better_and_what_is_not():
     assert _verdict(model, 0.05, 0.213, empty=0.02).startswith(
         "Better than a single reader (0.213); worse than one constant mask (0.050) and than an empty mask (0.020); a"
     )
-    assert _verdict([0.1], 0.9, 0.9).endswith(
-        " (images of a single group give no interval); a perfect sampler would score 0.062 with 16 masks."
-    )
+    assert _verdict(model[:5], 0.867, 0.213) == f"{good} with 16 masks. 5 patients are too few to be sure."
+    one = _verdict([0.1], 0.9, 0.9)
+    assert one.startswith("Not clearly better")
+    assert one.endswith(" with 16 masks. 1 patient is too few to be sure.")
     nothing = Mean(mean=None, low=None, high=None, count=0)
     assert verdict(nothing, [], [], [], 16, []) == "No verdict: no image has a GED."
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ambiseg._util.text import count
 from ambiseg.data.case import Cases
 from ambiseg.data.loader import Window, middle
 from ambiseg.evaluation.overlaps import region_iou
@@ -22,6 +23,7 @@ from ambiseg.overlap import regions_of
 
 _IMAGES = 500  # of the training part that a constant mask is made of; more change little
 _PIXELS = 1 << 20  # of a constant mask
+_SURE = 6  # groups that a verdict should rest on
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,10 +221,12 @@ def verdict(
     anchors: Sequence[Anchor],
     samples: int,
     groups: Sequence[str],
+    unit: str = "patient",
 ) -> str:
     """The model beside the anchors, in one sentence.
 
-    Better and worse are said where the 95 % interval of the paired difference over groups excludes 0.
+    Better and worse are said where the 95 % interval of the paired difference over groups excludes 0. Few groups are
+    mentioned: that n of them fall on one side has the chance 2^(1−n) if nothing differs, which is below 5 % from 6 on.
 
     Args:
         model: mean GED of the model.
@@ -231,6 +235,7 @@ def verdict(
         anchors: their averages.
         samples: the number of masks that the model is scored with.
         groups: what is resampled: the patient of every image.
+        unit: what a group is called.
     """
     if model.mean is None:
         return "No verdict: no image has a GED."
@@ -248,13 +253,13 @@ def verdict(
     if said["better"]:
         clauses.append(f"better than {' and than '.join(said['better'])}")
     if said["open"]:
-        why = " (images of a single group give no interval)" if len(set(groups)) < 2 else ""
-        clauses.append(f"not clearly better or worse than {' and than '.join(said['open'])}{why}")
+        clauses.append(f"not clearly better or worse than {' and than '.join(said['open'])}")
     if said["worse"]:
         clauses.append(f"worse than {' and than '.join(said['worse'])}")
     if "perfect" in by:
         clauses.append(f"{by['perfect'].title} would score {by['perfect'].ged.mean:.3f} with {samples} masks")
     if not clauses:
         return "No verdict: there is nothing to compare with."
-    text = "; ".join(clauses)
-    return f"{text[0].upper()}{text[1:]}."
+    text, n = "; ".join(clauses), len(set(groups))
+    few = f" {count(n, unit)} {'is' if n == 1 else 'are'} too few to be sure." if n < _SURE else ""
+    return f"{text[0].upper()}{text[1:]}.{few}"
