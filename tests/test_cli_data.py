@@ -89,12 +89,14 @@ def test_an_exported_data_set_reads_back_the_same(tmp_path, kind, capsys):
         "int16": random_cases(4, (7, 9), None),
         "void": random_cases(3, (7, 9), 2, void=True),
     }
+    sources["int16"].units = "HU"
     source = sources[kind]
     count = export(source, tmp_path / "out")
     back = Folder(tmp_path / "out")
     assert (count, len(back)) == (len(source), len(source))
     assert (back.title, back.classes, back.evaluated) == (source.title, source.classes, source.evaluated)
     assert (back.channels, back.intensity) == (source.channels, source.intensity)
+    assert not source.units or back.units == source.units
     numbers = {name: i for i, name in enumerate(back.names)}
     for case in source:
         found = back[numbers[case.name]]

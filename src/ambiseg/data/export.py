@@ -65,6 +65,7 @@ def export(
             "labels": "ids",
             "intensity": {key: value for key, value in asdict(cases.intensity).items() if value is not None},
         }
+        settings |= {"units": cases.units} if cases.units else {}
         settings |= {"void": _VOID} if void else {}
         (draft / "ambiseg.json").write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", "utf-8")
     return count

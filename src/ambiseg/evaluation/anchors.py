@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ambiseg._util.text import count
 from ambiseg.data.case import Cases
 from ambiseg.data.loader import Window, middle
 from ambiseg.evaluation.overlaps import region_iou
@@ -22,6 +23,7 @@ from ambiseg.overlap import regions_of
 
 _IMAGES = 500  # of the training part that a constant mask is made of; more change little
 _PIXELS = 1 << 20  # of a constant mask
+_SURE = 6  # groups that a verdict should rest on
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +95,7 @@ def anchor_scores(
         scores: dict[AnchorKey, tuple[float, float]] = {
             key: single(iou[len(v) + k], v, within) for k, key in enumerate(masks)
         }
-        alone = [single(iou[m], v, within) if known else _left_out(iou[: len(v)], v, m, single) for m in range(len(v))]
+        alone = [single(*(iou[m], v) if known else _others(iou[m], v, m), within) for m in range(len(v))]
         scores["reader"] = tuple(float((v * column).sum()) for column in np.array(alone).T)  # type: ignore[assignment]
         squares = float((v * v).sum())
         own = 0.0 if known else squares
@@ -102,14 +104,14 @@ def anchor_scores(
     return [one(b) for b in range(len(annotations))]
 
 
-def _left_out(iou: np.ndarray, v: np.ndarray, m: int, single: Any) -> tuple[float, float]:
-    """Annotator m as a prediction, scored against the others."""
+def _others(iou: np.ndarray, v: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
+    """IoU of annotator m with the others, and their weights; nan if there are none.
+
+    Beside it goes E d(Y, Y′) of all annotators, m too: that of the others alone has fewer annotators in it, and would
+    make the score of one mask D (1 + 1/(M−1)), where a model that draws one perfect mask gets D (1 + 1/M).
+    """
     others = np.arange(len(v)) != m
-    if not others.any():
-        return np.nan, np.nan
-    w = v[others] / v[others].sum()
-    spread = float((w[:, None] * w * (1 - iou[np.ix_(others, others)])).sum())
-    return single(iou[m, others], w, spread)
+    return (iou[others], v[others] / v[others].sum()) if others.any() else (np.full(1, np.nan), np.ones(1))
 
 
 def _counts(labels: np.ndarray, size: np.ndarray, classes: int) -> np.ndarray:
@@ -172,7 +174,8 @@ _WORDS: dict[AnchorKey, tuple[str, str]] = {
     ),
     "reader": (
         "a single {annotator}",
-        "The mask of one {annotator} as the only prediction, compared with {others}; the average over all of them.",
+        "The mask of one {annotator} as the only prediction, compared with {others}, by the rules for the model; the "
+        "average over all of them.",
     ),
     "consensus": (
         "the {annotator}s' majority",
@@ -218,10 +221,12 @@ def verdict(
     anchors: Sequence[Anchor],
     samples: int,
     groups: Sequence[str],
+    unit: str = "patient",
 ) -> str:
     """The model beside the anchors, in one sentence.
 
-    Better and worse are said where the 95 % interval of the paired difference over groups excludes 0.
+    Better and worse are said where the 95 % interval of the paired difference over groups excludes 0. Few groups are
+    mentioned: that n of them fall on one side has the chance 2^(1−n) if nothing differs, which is below 5 % from 6 on.
 
     Args:
         model: mean GED of the model.
@@ -230,6 +235,7 @@ def verdict(
         anchors: their averages.
         samples: the number of masks that the model is scored with.
         groups: what is resampled: the patient of every image.
+        unit: what a group is called.
     """
     if model.mean is None:
         return "No verdict: no image has a GED."
@@ -247,13 +253,13 @@ def verdict(
     if said["better"]:
         clauses.append(f"better than {' and than '.join(said['better'])}")
     if said["open"]:
-        why = " (images of a single group give no interval)" if len(set(groups)) < 2 else ""
-        clauses.append(f"not clearly better or worse than {' and than '.join(said['open'])}{why}")
+        clauses.append(f"not clearly better or worse than {' and than '.join(said['open'])}")
     if said["worse"]:
         clauses.append(f"worse than {' and than '.join(said['worse'])}")
     if "perfect" in by:
         clauses.append(f"{by['perfect'].title} would score {by['perfect'].ged.mean:.3f} with {samples} masks")
     if not clauses:
         return "No verdict: there is nothing to compare with."
-    text = "; ".join(clauses)
-    return f"{text[0].upper()}{text[1:]}."
+    text, n = "; ".join(clauses), len(set(groups))
+    few = f" {count(n, unit)} {'is' if n == 1 else 'are'} too few to be sure." if n < _SURE else ""
+    return f"{text[0].upper()}{text[1:]}.{few}"

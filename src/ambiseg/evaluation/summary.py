@@ -65,7 +65,9 @@ def summarise(
     weights = [one.scores.strata_weights for one in among]
     anchors = [one.anchors for one in scored if one.anchors is not None]
     if len(anchors) == len(scored):
-        about |= _beside(anchors, cases, settings, about.get("annotator", "reader"), bool(flips))
+        about |= _beside(
+            anchors, cases, settings, about.get("annotator", "reader"), bool(flips), about.get("unit", "patient")
+        )
     return Evaluation(
         images=len(cases),
         patients=len(set(patients)),
@@ -85,6 +87,7 @@ def _beside(
     settings: Sequence[SettingScores],
     annotator: str,
     known: bool,
+    unit: str,
 ) -> dict[str, Any]:
     """The anchors, and the verdict on the setting that models are compared by."""
     patients = [case.patient for case in cases]
@@ -93,7 +96,7 @@ def _beside(
     )
     setting = headline(settings, EvaluationConfig().samples)
     values = _array([case.scores[setting.key]["ged"] for case in cases])
-    text = verdict(setting.metrics["ged"], values.tolist(), scored, anchors, setting.samples, patients)
+    text = verdict(setting.metrics["ged"], values.tolist(), scored, anchors, setting.samples, patients, unit)
     return {"anchors": anchors, "verdict": text}
 
 
