@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import ambiseg
+from ambiseg._util.errors import DataError
 from ambiseg.cli import main
 from ambiseg.config import Config, dump, load, nested
 from ambiseg.data.config import DataConfig
@@ -172,10 +173,7 @@ THREE = {"classes": ("ground", "rim", "cup"), "evaluated": (1, 2), "shares": (0.
 )
 def test_rules(change, key, expected):
     config, _ = make({}, replace(USUAL, **change), 6)
-    found = config
-    for part in key.split("."):
-        found = getattr(found, part)
-    assert found == expected
+    assert _at(config, key) == expected
 
 
 # -- data on disk ------------------------------------------------------------------------------------------------------
@@ -254,3 +252,45 @@ def test_train_auto_from_folder_to_prediction(tmp_path, capsys, monkeypatch):
     same = {"data.root": str(root), "data.windows": 1, "trainer.epochs": 2, "backbone.channels": [4, 8]}
     ambiseg.train("auto", "again", same, quiet=True)
     assert (tmp_path / "again" / "config.yaml").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "expected"),
+    [
+        ("sizes", 20, {"data.eval_batch_size": 32}),
+        ("16-bit", 20, {"data.augment.flip": "both"}),
+        ("classes", 20, {"model.cost": "iou"}),
+        ("one reader", 20, {"model.experts": 2}),
+        ("five", 5, {"data.batch_size": 3}),
+    ],
+)
+def test_odd_folders_get_a_plan(kind, count, expected, tmp_path):
+    classes, readers = (2 if kind == "classes" else 1), (1 if kind == "one reader" else 2)
+    images, masks = discs(count, classes=classes, readers=readers)
+    if kind == "sizes":
+        images = [image[: 20 + i % 4, : 16 + i % 8] for i, image in enumerate(images)]
+        masks = [[mask[: 20 + i % 4, : 16 + i % 8] for mask in of] for i, of in enumerate(masks)]
+    if kind == "16-bit":
+        images = [image.astype(np.uint16) * 200 for image in images]
+    root = write(tmp_path / "scans", images, masks, "tif" if kind == "16-bit" else "png")
+    made = ambiseg.plan(root, {"data.cache": None})
+    assert len(made.facts.classes) == classes + 1
+    for key, value in expected.items():
+        assert _at(made.config, key) == value
+    if kind == "16-bit":
+        assert made.config.data.intensity is not None
+        assert made.config.data.intensity.high > 30_000  # type: ignore[operator]
+
+
+def test_empty_masks_are_told(tmp_path):
+    images, masks = discs(20)
+    root = write(tmp_path / "scans", images, [[mask * 0 for mask in of] for of in masks])
+    with pytest.raises(DataError, match=r"scans|mask|class"):
+        ambiseg.plan(root, {"data.cache": None})
+
+
+def _at(config: Config, key: str) -> object:
+    found: object = config
+    for part in key.split("."):
+        found = getattr(found, part)
+    return found
