@@ -55,8 +55,8 @@ def predict(
         run: the folder of a run, ``"demo"``, an opened :class:`~ambiseg.runs.Run`, or the model that ``ambiseg.load``
             returns; or a method from memory, with its ``card``.
         images: files, folders (all images below; DICOM files of one folder are one series), ``"sample"``, which comes
-            with the package; or arrays ``[C, H, W]`` and volumes ``[D, C, H, W]`` in the units of the training data,
-            with all channels of the model. One of them, or a list.
+            with the package; or arrays ``[H, W]`` or ``[C, H, W]`` and volumes ``[D, C, H, W]`` in the units of the
+            training data, with all channels of the model. One of them, or a list.
         out: a folder; every image gets a folder of its name in it, which appears when all its files are written.
         per_stratum, samples, seed, window, overlap, merge, convert, axes, axis, assume_window, extra: see
             :class:`Options`.
