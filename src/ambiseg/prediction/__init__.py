@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -68,7 +69,8 @@ def predict(
         card: of a method from memory; None: images are its input as they are, and classes have plain names.
 
     Returns:
-        One prediction per image, in order; images that ``existing`` skips are left out. Each holds its masks: for
+        One prediction per image, in order; images that ``existing`` skips are left out. What is odd about an image for
+        this model, such as values of other units, is in its ``notes``, and a ``UserWarning``. Each holds its masks: for
         thousands of images call a :class:`Predictor` on one after the other, as the command does.
 
     >>> from ambiseg import load
@@ -96,5 +98,7 @@ def predict(
     for found in predict_each(predictor, todo, None if out is None else Path(out), existing, overview):
         if found.prediction is None:
             raise found.error or RuntimeError(found.name)
+        for note in found.prediction.notes:
+            warnings.warn(f"{found.name}: {note}", stacklevel=2)
         results.append(found.prediction)
     return results
