@@ -158,7 +158,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _split(arguments: argparse.Namespace) -> int:
     """Divide a data set by patient, check that no patient and no picture is in two parts, and write the result
-    to a file. The part of a patient depends on that patient alone: adding data later moves nobody."""
+    to a file. Data that are added later get their parts with --extend, which moves nobody."""
     from ambiseg._util.progress import reporting
     from ambiseg._util.tables import table
     from ambiseg.data.splits import EmptyPart, Split, check_leakage
