@@ -205,6 +205,7 @@ def test_verdict_says_what_is_better_and_what_is_not():
         "Better than a single reader (0.213); worse than one constant mask (0.050) and than an empty mask (0.020); a"
     )
     assert _verdict(model[:5], 0.867, 0.213) == f"{good} with 16 masks. 5 patients are too few to be sure."
+    assert _verdict([*model[:5], float("nan")], 0.867, 0.213).endswith(" 5 patients are too few to be sure.")
     one = _verdict([0.1], 0.9, 0.9)
     assert one.startswith("Not clearly better")
     assert one.endswith(" with 16 masks. 1 patient is too few to be sure.")

@@ -143,6 +143,9 @@ def test_what_is_given_holds_and_the_rest_follows():
     assert light.backbone.channels is None
 
 
+THREE = {"classes": ("ground", "rim", "cup"), "evaluated": (1, 2), "shares": (0.8, 0.1, 0.1)}
+
+
 @pytest.mark.parametrize(
     ("change", "key", "expected"),
     [
@@ -163,6 +166,9 @@ def test_what_is_given_holds_and_the_rest_follows():
         ({"recommended": True}, "data.intensity", None),
         ({"images": 2}, "data.batch_size", 2),
         ({"images": 100_000}, "trainer.epochs", LEAST_EPOCHS),
+        ({"empty": 0.1}, "evaluation.protocol", "mose"),
+        ({"empty": 0.1, **THREE}, "evaluation.protocol", "phiseg"),  # mose would leave out images with empty masks
+        ({"empty": 0.0, **THREE}, "evaluation.protocol", "mose"),
     ],
 )
 def test_rules(change, key, expected):

@@ -333,6 +333,7 @@ def test_wrong_images_are_one_line(tmp_path, picture):
         Predictor(dropped_in(Latent), Options(per_stratum=2))
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_values_of_another_range_are_noted():
     [blank], [real] = predict(fresh(), np.full((1, 8, 8), 40000.0)), predict(fresh(), noise(1, 8, 8))
     assert "it is blank, or in other units" in blank.notes[0]

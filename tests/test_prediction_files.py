@@ -219,8 +219,11 @@ def test_numpy_arrays(tmp_path):
     np.save(tmp_path / "n.npy", noise(12, 14, 3))
     [one] = predict(fresh(3), tmp_path / "n.npy", tmp_path / "out", axes="HWC", overview=False)
     check_folder(tmp_path / "out" / "n", one, ".npy")
-    with pytest.raises(DataError, match=r"image_0: expected an array of numbers .*, found uint8 \[12, 14\]"):
-        predict(fresh(), noise(12, 14))
+    model, grey = fresh(), noise(12, 14)
+    [flat], [stacked] = predict(model, grey), predict(model, grey[None])
+    assert torch.equal(flat.masks.labels, stacked.masks.labels)
+    with pytest.raises(DataError, match=r"image_0: expected an array of numbers .*, found uint8 \[12\]"):
+        predict(model, grey[:, 0])
 
 
 def test_a_folder_that_may_not_be_read_is_not_passed_over(tmp_path, monkeypatch):

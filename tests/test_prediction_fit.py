@@ -40,6 +40,7 @@ def model() -> TrainedModel:
     return TrainedModel(made.method, replace(made.card, units="HU", values=values, size=(24, 24)))
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_an_image_in_other_units_is_warned_of_everywhere(model, tmp_path, monkeypatch, capsys):
     image = hounsfield()
     shown = np.clip((image[0] + 1000.0) / 1400 * 255, 0, 255).round().astype(np.uint8)
@@ -82,13 +83,15 @@ class _Run:
 
 def test_a_larger_image_than_was_validated_is_warned_of(model):
     assert predict(model, hounsfield(26))[0].notes == ()  # a tenth larger
-    [large] = predict(model, hounsfield(32))
+    with pytest.warns(UserWarning, match="^image_0: it is 32×32"):
+        [large] = predict(model, hounsfield(32))
     assert large.notes == (
         "it is 32×32, and the largest image that the model was validated on 24×24; "
         "masks and their weights may be worse than on such images",
     )
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_volume_is_judged_as_a_whole(model):
     volume = np.stack([hounsfield(), hounsfield(), np.full((1, 24, 24), -900, np.int16)])
     assert predict(model, volume)[0].notes == ()

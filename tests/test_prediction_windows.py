@@ -83,6 +83,7 @@ def test_with_enough_overlap_features_are_those_of_the_whole_image(size):
     assert not torch.allclose(parts.dense, whole.dense, atol=1e-2)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_masks_have_no_seams(tiny_run, mosaic):
     model = load(tiny_run)
     whole, parts = (predict(model, mosaic, merge=False, window=window)[0] for window in (0, 64))
@@ -147,6 +148,7 @@ def test_one_gate_and_one_draw_for_all_windows(tiny_run, mosaic, monkeypatch):
     assert one.masks.spatial == (384, 800)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_very_large_maps_are_kept_in_half_precision(tiny_run, mosaic, monkeypatch):
     [full] = predict(tiny_run, mosaic, merge=False, window=96)
     monkeypatch.setattr(windows, "_FULL_PRECISION", 0)

@@ -260,6 +260,6 @@ def verdict(
         clauses.append(f"{by['perfect'].title} would score {by['perfect'].ged.mean:.3f} with {samples} masks")
     if not clauses:
         return "No verdict: there is nothing to compare with."
-    text, n = "; ".join(clauses), len(set(groups))
+    text, n = "; ".join(clauses), len({group for group, value in zip(groups, values, strict=True) if value == value})
     few = f" {count(n, unit)} {'is' if n == 1 else 'are'} too few to be sure." if n < _SURE else ""
     return f"{text[0].upper()}{text[1:]}.{few}"

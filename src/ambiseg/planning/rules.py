@@ -75,6 +75,9 @@ def make(given: Mapping[str, Any], facts: Facts, minutes: float, dashes: str = "
     _network(draft, window, scale)
     _augment(draft, facts)
     _length(draft, facts, window, minutes)
+    if len(facts.evaluated) > 1 and facts.empty:  # the default has no GED then: classes in neither mask are skipped
+        why = f"{percent(facts.empty)} of the masks mark nothing; two such masks agree"
+        draft("evaluation.protocol", "phiseg", why)
     return draft.config, draft.reasons
 
 

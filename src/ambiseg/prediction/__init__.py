@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -55,8 +56,8 @@ def predict(
         run: the folder of a run, ``"demo"``, an opened :class:`~ambiseg.runs.Run`, or the model that ``ambiseg.load``
             returns; or a method from memory, with its ``card``.
         images: files, folders (all images below; DICOM files of one folder are one series), ``"sample"``, which comes
-            with the package; or arrays ``[C, H, W]`` and volumes ``[D, C, H, W]`` in the units of the training data,
-            with all channels of the model. One of them, or a list.
+            with the package; or arrays ``[H, W]`` or ``[C, H, W]`` and volumes ``[D, C, H, W]`` in the units of the
+            training data, with all channels of the model. One of them, or a list.
         out: a folder; every image gets a folder of its name in it, which appears when all its files are written.
         per_stratum, samples, seed, window, overlap, merge, convert, axes, axis, assume_window, extra: see
             :class:`Options`.
@@ -68,7 +69,8 @@ def predict(
         card: of a method from memory; None: images are its input as they are, and classes have plain names.
 
     Returns:
-        One prediction per image, in order; images that ``existing`` skips are left out. Each holds its masks: for
+        One prediction per image, in order; images that ``existing`` skips are left out. What is odd about an image for
+        this model, such as values of other units, is in its ``notes``, and a ``UserWarning``. Each holds its masks: for
         thousands of images call a :class:`Predictor` on one after the other, as the command does.
 
     >>> from ambiseg import load
@@ -96,5 +98,7 @@ def predict(
     for found in predict_each(predictor, todo, None if out is None else Path(out), existing, overview):
         if found.prediction is None:
             raise found.error or RuntimeError(found.name)
+        for note in found.prediction.notes:
+            warnings.warn(f"{found.name}: {note}", stacklevel=2)
         results.append(found.prediction)
     return results

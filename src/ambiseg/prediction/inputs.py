@@ -130,16 +130,16 @@ def _clashing(names: list[str]) -> list[int]:
 
 
 def array_source(array: np.ndarray | Tensor, name: str) -> Source:
-    """An image ``[C, H, W]`` or a volume ``[D, C, H, W]`` from memory, as if it were a file.
+    """An image ``[H, W]`` or ``[C, H, W]`` or a volume ``[D, C, H, W]`` from memory, as if it were a file.
 
     >>> array_source(np.zeros((5, 1, 4, 6)), "a").form
     '5 slices of 4×6'
     """
     pixels = array.detach().cpu().numpy() if isinstance(array, Tensor) else array
-    if pixels.ndim not in (3, 4) or pixels.dtype.kind not in "buif" or 0 in pixels.shape:
+    if pixels.ndim not in (2, 3, 4) or pixels.dtype.kind not in "buif" or 0 in pixels.shape:
         found = f"{pixels.dtype} {list(pixels.shape)}"
-        raise DataError(f"{name}: expected an array of numbers [C, H, W] or [D, C, H, W], found {found}")
-    slices, channels, height, width = (1, *pixels.shape)[-4:]
+        raise DataError(f"{name}: expected an array of numbers [H, W], [C, H, W] or [D, C, H, W], found {found}")
+    slices, channels, height, width = (1, 1, *pixels.shape)[-4:]
     read = pixels.reshape(slices, channels, height, width).__getitem__
     return Source(Path(name), "array", slices, (height, width), channels, pixels.dtype, read)
 
