@@ -196,13 +196,13 @@ def _verdict(model: list[float], constant: float, reader: float, empty: float = 
 
 def test_verdict_says_what_is_better_and_what_is_not():
     model = [0.10, 0.12, 0.14, 0.11, 0.12, 0.12]
-    good = "Better than one constant mask (0.867) and than a single reader (0.213); a perfect sampler would score 0.062"
+    good = "Better than one constant mask (0.867) and a single reader (0.213); a perfect sampler would score 0.062"
     assert _verdict(model, 0.867, 0.213) == f"{good} with 16 masks."
     assert _verdict(model, 0.867, 0.12).startswith(
         "Better than one constant mask (0.867); not clearly better or worse than a single reader (0.120); a perfect"
     )
     assert _verdict(model, 0.05, 0.213, empty=0.02).startswith(
-        "Better than a single reader (0.213); worse than one constant mask (0.050) and than an empty mask (0.020); a"
+        "Better than a single reader (0.213); worse than one constant mask (0.050) and an empty mask (0.020); a"
     )
     assert _verdict(model[:5], 0.867, 0.213) == f"{good} with 16 masks. 5 patients are too few to be sure."
     assert _verdict([*model[:5], float("nan")], 0.867, 0.213).endswith(" 5 patients are too few to be sure.")

@@ -84,10 +84,11 @@ def _show_anchors(found: Evaluation, console: Console) -> None:
         [name, _interval(ged), "█" * max(0, round(_BAR * (ged.mean or 0) / longest)), _number(iou and iou.mean)]
         for name, ged, iou in lines
     ]
-    console.print(f"the same images by {setting.form} {setting.samples} and by others; small is good", style="bold")
+    masks = f"{setting.samples} masks, {setting.form} form"
+    console.print(f"beside others on the same images ({masks}); a small GED is good", style="bold")
     console.print(table(["", "GED", " " * _BAR, "matched IoU"], rows, left=(0, 2)))
     for anchor in anchors:
-        _wrapped(f"{anchor.title}: {anchor.explanation}", console, "  ", style="dim")
+        _wrapped(f"{anchor.title}: {anchor.explanation[:1].lower()}{anchor.explanation[1:]}", console, "  ", style="dim")
     console.print()
 
 

@@ -251,11 +251,11 @@ def verdict(
         said[how].append(f"{by[key].title} ({by[key].ged.mean:.3f})")
     clauses = []
     if said["better"]:
-        clauses.append(f"better than {' and than '.join(said['better'])}")
+        clauses.append(f"better than {' and '.join(said['better'])}")
     if said["open"]:
-        clauses.append(f"not clearly better or worse than {' and than '.join(said['open'])}")
+        clauses.append(f"not clearly better or worse than {' and '.join(said['open'])}")
     if said["worse"]:
-        clauses.append(f"worse than {' and than '.join(said['worse'])}")
+        clauses.append(f"worse than {' and '.join(said['worse'])}")
     if "perfect" in by:
         clauses.append(f"{by['perfect'].title} would score {by['perfect'].ged.mean:.3f} with {samples} masks")
     if not clauses:

@@ -35,6 +35,7 @@ KINDS: dict[str, tuple[str, str]] = {
 }
 EXAMPLE = "The best-scored image of the quarter in which the {annotator}s differ most."
 MAX_ENTROPY = math.log(2)  # nats, the end of the scale: two classes as likely as each other
+_LIKELY = 0.05  # probability from which on a pixel is shown large, whoever marked it
 _STRATA, _ANNOTATIONS = 8, 8  # rows of strata and different annotations per case
 
 
@@ -262,8 +263,7 @@ def view_case(
         shown.sort(key=lambda one: -one.weight)
         if len(shown) > _STRATA:  # of many strata on a large image only those that are shown are kept
             hidden, hidden_weight = hidden + 1, hidden_weight + shown.pop().weight
-    for one in shown:
-        marked |= (one.masks > 0).any(0) | (one.most_likely > 0)
+    marked |= (1 - marginal[0]).numpy() >= _LIKELY  # a stray pixel of one draw does not widen what is shown
     crop = crop_around(marked if valid is None else marked & valid)
     entropy = torch.special.entr(marginal).sum(0).numpy()
     present = annotations.mass[annotations.mass > 0]
