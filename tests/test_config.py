@@ -224,7 +224,7 @@ def test_missing_files_and_recipes_are_named(tmp_path):
         (["train", "demo", "--model.expert", "8"], "--model.expert: no such setting; did you mean --model.experts?"),
         (["train", "--model.experts", "x", "demo"], "--model.experts: expected a whole number, found 'x'"),
         (["demo", "--trainer.epochs", "0"], "--trainer.epochs: expected at least 1, found 0"),
-        (["train", "dmeo"], f"recipe: expected one of {', '.join(recipes())} "),
+        (["train", "atuo"], f"recipe: expected one of auto, {', '.join(recipes())} or a YAML file, found 'atuo'; "),
         (["train"], f"train: expected a recipe (auto, {', '.join(recipes())}, "),
         (["train", "demo", "--resume", "x"], f"train: expected a recipe (auto, {', '.join(recipes())}, "),
         (["train", "--resume", "nowhere"], "nowhere: expected the folder of a run, found no config.yaml in it"),

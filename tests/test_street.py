@@ -345,7 +345,7 @@ def test_the_real_camvid():
     )
     module = DataModule(config.data)
     module.setup()
-    assert {part: len(names) for part, names in module.split.parts.items()} == {"train": 337, "val": 30, "test": 101}
+    assert {part: len(names) for part, names in module.split.parts.items()} == {"train": 325, "val": 42, "test": 101}
     counts = [len(module.cases[i].readers) for i in module.indices("test")]
     assert set(counts) == {32}  # all five classes are in every test frame
     assert {len(module.cases[i].readers) for i in module.indices("train")[:40]} <= {2, 4, 8, 16, 32}

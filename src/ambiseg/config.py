@@ -184,8 +184,9 @@ def find_recipe(name: str | os.PathLike[str]) -> Path:
         if not Path(text).is_file():
             raise ConfigError(f"{text}: expected a recipe, found no such file")
         return Path(text)
-    known = f"one of {', '.join(recipes())} or a YAML file"
-    raise ConfigError(f"recipe: expected {known}, found {text!r}{did_you_mean(text, recipes())}")
+    known = ["auto", *recipes()]  # auto is a plan: see ambiseg.planning
+    hint = did_you_mean(text, known)
+    raise ConfigError(f"recipe: expected one of {', '.join(known)} or a YAML file, found {text!r}{hint}")
 
 
 def parse(arguments: Sequence[str], recipe: str | os.PathLike[str] | None = None) -> Config:

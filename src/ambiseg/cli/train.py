@@ -101,7 +101,8 @@ def _train(arguments: argparse.Namespace) -> int:
         print(configuration.dump(config, reasons), end="")
         return 0
     if not arguments.quiet:
-        print(f"training {arguments.recipe or arguments.resume} into {out}", file=sys.stderr, flush=True)
+        doing = f"training {arguments.recipe} into {out}" if begun is None else f"resuming {out}"
+        print(doing, file=sys.stderr, flush=True)
 
     from ambiseg.training import train
 

@@ -91,7 +91,7 @@ class Intensity:
         """Mean and standard deviation of each channel over ``images [C, H, W]``, after the window.
 
         >>> Intensity.fit([np.array([[[0, 2]], [[5, 5]]]), np.array([[[0, 2]], [[5, 7]]])], high=6)
-        Intensity(low=None, high=6.0, mean=(1.0, 5.25), std=(1.0, 0.4330127018922193))
+        Intensity(low=None, high=6.0, mean=(1.0, 5.25), std=(1.0, 0.4330127018922193), per_image=False)
         """
         count, total, square = 0, np.zeros(0), np.zeros(0)
         for image in images:
