@@ -77,6 +77,21 @@ def test_a_store_and_arrays_are_checked(tmp_path, capsys):
     assert result.as_dict()["next"] == result.next
 
 
+def test_what_cannot_be_trained_on_is_not_offered_for_training(tmp_path, capsys):
+    image, masks = np.random.default_rng(0).integers(0, 255, (4, 8, 8), np.uint8), np.zeros((4, 2, 8, 8), np.uint8)
+    np.savez(tmp_path / "empty.npz", image=image, masks=masks)
+    masks[:, :, 2:5, 2:5] = 1
+    np.savez(tmp_path / "two.npz", image=image[:2], masks=masks[:2])
+    for name, why in (
+        ("empty.npz", "nothing is marked: there is nothing to train on"),
+        ("two.npz", "training needs 3 patients, one for each of train, val, test, found 2"),
+    ):
+        assert main(["data", "check", str(tmp_path / name)]) == 0
+        said = capsys.readouterr().out
+        assert why in said
+        assert "next:" not in said
+
+
 # -- soft edges ------------------------------------------------------------------------------------------------
 
 

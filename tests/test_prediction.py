@@ -404,6 +404,12 @@ def test_a_bad_image_among_many_stops_nothing(tmp_path, tiny_run, picture, run_c
 # -- the overview --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_overview_of_an_image_that_is_shown_smaller(tmp_path):
+    predict(fresh(), noise(1, 640, 500), tmp_path, per_stratum=1)
+    assert (tmp_path / "image_0" / "overview.png").is_file()
+
+
 def test_overview_of_odd_images_and_names():
     names = iter(("$\\frac_{$ is text, not mathematics", "名前", "long " * 40, "samples only"))
     models = fresh(), fresh(experts=11, classes=14), fresh(experts=1), dropped_in(Latent)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ambiseg._util.text import count, percent
 from ambiseg.prediction.result import Prediction
 from ambiseg.viz.colours import INK, LINE, SOFT, heat_colours, label_colours
-from ambiseg.viz.pictures import overlay, photograph, scaled
+from ambiseg.viz.pictures import overlay, photograph, scaled, scaled_values
 
 _ROWS, _COLUMNS = 8, 5  # of panels, at most
 _DPI = 120  # pixels of an inch; text is measured in points, 72 of which are an inch
@@ -138,8 +138,9 @@ class _Canvas:
         self.colours = label_colours(max(2, len(prediction.classes)))
 
     def map(self, maps: Tensor, side: int) -> np.ndarray:
-        """``[h, w]`` of a map of the image, or of the slice that is shown."""
-        return scaled((maps if self.slice is None else maps[self.slice]).numpy(), side)
+        """``[h, w]`` of a map of class ids or of numbers, of the image or of the slice that is shown."""
+        shown = (maps if self.slice is None else maps[self.slice]).numpy()
+        return scaled_values(shown, side, largest=True) if maps.is_floating_point() else scaled(shown, side)
 
     def paste(self, pixels: np.ndarray, x: float, y: float, wide: float, high: float) -> None:
         """``[h, w, 3]`` bytes, stretched to a rectangle."""

@@ -93,8 +93,19 @@ class CheckResult:
 
     @property
     def next(self) -> str:
-        """The command to go on with; ``""`` while the data cannot be used."""
-        return f"ambiseg train auto --data.root {shlex.quote(str(self.path))}" if self.exit_code == 0 else ""
+        """The command to go on with; ``""`` while the data cannot be used, or trained on."""
+        usable = self.exit_code == 0 and not self.untrainable
+        return f"ambiseg train auto --data.root {shlex.quote(str(self.path))}" if usable else ""
+
+    @property
+    def untrainable(self) -> str:
+        """Why no model can be trained on data that are right in themselves; ``""`` if one can."""
+        if self.statistics.empty == 1:
+            return "nothing is marked: there is nothing to train on"
+        patients, parts = self.statistics.patients, list(dict.fromkeys(SPLITS.values()))
+        if patients < len(parts) and self.cases is not None and not self.cases.declared:
+            return f"training needs {len(parts)} patients, one for each of {', '.join(parts)}, found {patients}"
+        return ""
 
     @property
     def settings_file(self) -> str:

@@ -125,6 +125,8 @@ def print_result(result: CheckResult) -> None:
     line("\n" * bool(result.problems) + result.verdict, style)
     if result.next:
         line(f"next: {result.next}")
+    elif result.exit_code == 0:
+        line(result.untrainable)
 
 
 # -- the page: no network, no script, light and dark, readable on a phone ---------------------------------------------
