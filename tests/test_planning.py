@@ -156,7 +156,8 @@ THREE = {"classes": ("ground", "rim", "cup"), "evaluated": (1, 2), "shares": (0.
         ({"median": (100, 150)}, "data.size", (112, 160)),
         ({"median": (4000, 4000), "thickness": 900.0}, "backbone.scale", 8),
         ({"upright": 0.6}, "data.augment.flip", "horizontal"),
-        ({"modes": 7}, "model.experts", 7),
+        ({"modes": 7, "images": 200, "patients": 200}, "model.experts", 7),
+        ({"modes": 7}, "model.experts", 2),  # of 28 images
         ({"modes": 1}, "model.experts", 2),
         ({"classes": tuple("abcdefgh"), "shares": (0.125,) * 8}, "model.cost", "ce"),
         ({"dtype": "float32", "gain": 3.0}, "data.intensity.per_image", True),

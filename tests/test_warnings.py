@@ -59,7 +59,7 @@ def test_a_plan_needs_no_warning():
 
 # Images, patients and sizes as the data of each recipe have them.
 OWN = {
-    "demo": {"images": 1466, "patients": 480, "median": (72, 72), "readers": 4},
+    "demo": {"images": 1466, "patients": 480, "median": (64, 64), "readers": 4},
     "lidc71": {"images": 1500, "patients": 500, "median": (71, 71), "readers": 4},
     "camvid": {"images": 367, "patients": 4, "median": (60, 80), "readers": 32},
     "cityscapes": {"images": 2500, "patients": 15, "median": (256, 512), "readers": 32},
@@ -77,7 +77,18 @@ def test_recipes_on_their_own_data_need_none(recipe):
 def test_a_recipe_of_other_data_is_warned_about_and_auto_is_named(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "scans", *discs(24, (150, 150)))
-    command = ["train", "demo", "--data.name", "folder", "--data.root", "scans", "--out", "run"]
+    command = [
+        "train",
+        "demo",
+        "--data.name",
+        "folder",
+        "--data.root",
+        "scans",
+        "--out",
+        "run",
+        "--data.eval_size",
+        "64",
+    ]
     assert main([*command, "--trainer.epochs", "1", "--backbone.channels", "[2, 4]"]) == 0
     shown = capsys.readouterr().err
     about = json.loads((tmp_path / "run" / "run.json").read_text())

@@ -88,7 +88,9 @@ def _show_anchors(found: Evaluation, console: Console) -> None:
     console.print(f"beside others on the same images ({masks}); a small GED is good", style="bold")
     console.print(table(["", "GED", " " * _BAR, "matched IoU"], rows, left=(0, 2)))
     for anchor in anchors:
-        _wrapped(f"{anchor.title}: {anchor.explanation[:1].lower()}{anchor.explanation[1:]}", console, "  ", style="dim")
+        _wrapped(
+            f"{anchor.title}: {anchor.explanation[:1].lower()}{anchor.explanation[1:]}", console, "  ", style="dim"
+        )
     console.print()
 
 

@@ -13,6 +13,7 @@ from ambiseg.settings import SettingError
 from ambiseg.transport import Solver
 
 _FEWEST, _MOST = 2, 40  # experts that are planned: two annotators may differ in ways that none of them shows alone
+_IMAGES = 10  # of training, per expert that is planned
 _BY_IOU = 4  # classes up to which masks are compared by overlap
 _RANGES = {"capacity": (0.0, 1.0), "group_threshold": (0.0, 1.0), "annealing": (0.0, 1.0)}
 
@@ -79,13 +80,20 @@ class MoSEConfig(MethodConfig):
 
     @classmethod
     def planned(cls, facts: Facts, epochs: int) -> dict[str, Choice]:
-        """As many experts as an image is read in ways, which are spread by half of the training at γ = 1/2."""
-        experts = min(max(facts.modes, _FEWEST), _MOST)
+        """As many experts as an image is read in ways, which are spread by half of the training at γ = 1/2.
+
+        The gate learns their weights from the images, so that few images allow few experts.
+        """
+        most = max(_FEWEST, min(facts.images // _IMAGES, _MOST))
+        experts = min(max(facts.modes, _FEWEST), most)
         samples = 4 if experts <= 4 else 2 if experts <= 8 else 1
         read = f"an image is read in up to {facts.modes} way{'s' * (facts.modes > 1)}"
         spread = {"kind": "linear", "values": [0.5, 1.0], "epochs": 1, "warm_up": epochs // 2}
+        read += f", by {facts.readers} annotator{'s' * (facts.readers > 1)}"
+        if experts < facts.modes < _MOST:
+            read += f"; {facts.images} images tell the weights of {experts}"
         plan = {
-            "experts": Choice(experts, f"{read}, by {facts.readers} annotator{'s' * (facts.readers > 1)}"),
+            "experts": Choice(experts, read),
             "samples": Choice(samples, f"of each expert: {experts * samples} per image and step"),
             "capacity": Choice(spread, "1/2 spreads the experts, then 1 frees their weights"),
         }
