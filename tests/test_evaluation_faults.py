@@ -73,7 +73,7 @@ def test_evaluations_of_format_1_are_read(tmp_path):
 
 
 def test_evaluations_of_format_2_are_read(tmp_path):
-    """They have no region, anchors and verdict; what ECE rests on follows from its curve."""
+    """They have no region, anchors and verdict; what ECE rests on follows from its curve. Here of modes."""
     path = tmp_path / "e.json"
     path.write_text(OLD)
     content = json.loads(Evaluation.load(path).to_json())
@@ -89,7 +89,7 @@ def test_evaluations_of_format_2_are_read(tmp_path):
     path.write_text(json.dumps(content))
     found = Evaluation.load(path)
     assert (found.region, found.anchors, found.verdict) == (None, [], "")
-    assert (found.unit, found.annotator, found.settings[0].ece_share) == ("patient", "reader", 0.25)
+    assert (found.unit, found.annotator, found.settings[0].ece_share) == ("patient", "mode", 0.25)
     assert found.cases[0].scores["compact-4"]["ged_unbiased_both"] is None
     assert found.settings[0].ece.mean == 0
     setting["reliability"]["weight"] = [0.0] * bins  # nothing was measured, whatever was written

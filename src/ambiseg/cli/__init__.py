@@ -123,6 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text = re.sub(r"(?<![\w./-])(data\.(?:fold|fractions|options|root|split|split_seed)\b)", r"--\1", text)
         if isinstance(known, OSError) and known.filename is not None and known.strerror:
             text = f"{known.filename}: {known.strerror}"
+        if fix := getattr(getattr(known, "problem", None), "fix", ""):  # of this file, not of its kind
+            text = f"{text} ({fix})"
         print(f"ambiseg: {text}", file=sys.stderr)
         return 2
 
