@@ -94,7 +94,7 @@ class MoSEConfig(MethodConfig):
             read += f"; {facts.images} images tell the weights of {experts}"
         plan = {
             "experts": Choice(experts, read),
-            "samples": Choice(samples, f"of each expert: {experts * samples} per image and step"),
+            "samples": Choice(samples, "of each expert, per image and step"),
             "capacity": Choice(spread, "1/2 spreads the experts, then 1 frees their weights"),
         }
         if len(facts.classes) <= _BY_IOU:
