@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
@@ -55,7 +56,7 @@ def list_paths(root: Path, settings: FolderSettings) -> Listing:
         drawn = tuple(sorted(masks.pop(key, []), key=lambda mask: mask.reader))
         if not drawn:
             listing.report("E101", entry.image, f"expected a mask like {mask_path!r}, found none")
-        listing.entries.append(Entry(entry.name, entry.image, drawn, entry.patient, entry.split))
+        listing.entries.append(replace(entry, masks=drawn))
     for stray in (mask for files in masks.values() for mask in files):
         listing.report("W102", stray.path, f"expected an image like {image_path!r} for it, found none")
     if not entries:
