@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,11 @@ SHARED = Path(os.environ.get("AMBISEG_SHARED", REPOSITORY.parent / "shared"))
 
 os.environ["AMBISEG_CACHE"] = _CACHE = tempfile.mkdtemp(prefix="ambiseg-tests-")  # not the user's own
 atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # in the background of a shell: programs that tests stop inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)  # the tests' tensors are small: a second thread would only wait for the first
 

@@ -26,7 +26,7 @@ _HINTS = (
 
 def first_process() -> bool:
     """Whether this process prints and writes files; Lightning and SLURM number processes in the environment."""
-    return all(int(os.environ.get(name, 0)) == 0 for name in _RANKS)
+    return all(os.environ.get(name, "0").strip() in ("", "0") for name in _RANKS)
 
 
 def program() -> str:

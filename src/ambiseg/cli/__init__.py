@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 
 from ambiseg import __version__
 from ambiseg._util import own
-from ambiseg._util.errors import ConfigError, DataError
-from ambiseg._util.extras import MissingExtra, explained
+from ambiseg._util.errors import ConfigError
 from ambiseg._util.terminal import animated
 from ambiseg._util.text import did_you_mean
 from ambiseg.cli import completion, data, demo, evaluate, predict, report, train
+from ambiseg.cli.guard import guarded
 from ambiseg.cli.options import divide, known_settings, regular
 
 SETTING = ("train", "demo")  # commands that take settings
@@ -97,37 +97,27 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. An error that a user can put right is one line and code 2."""
-    chosen = parse(sys.argv[1:] if arguments is None else arguments)
-    if chosen.notes and not chosen.quiet:
-        print(f"ambiseg: {', '.join(chosen.notes)}", file=sys.stderr)
-    own.FOLDERS[:] = [os.getcwd()]  # where a module:Class of a setting may be
-    _spin_briefly()
-    try:
+    """Run one command and return its exit code; see :mod:`ambiseg.cli.guard`."""
+    settings = False
+
+    def work() -> int:
+        nonlocal settings
+        chosen = parse(sys.argv[1:] if arguments is None else arguments)
+        settings = hasattr(chosen, "recipe")
+        if chosen.notes and not chosen.quiet:
+            print(f"ambiseg: {', '.join(chosen.notes)}", file=sys.stderr)
+        own.FOLDERS[:] = [os.getcwd()]  # where a module:Class of a setting may be
+        _spin_briefly()
         if not getattr(chosen, "light", False):
             with _patience():
                 import ambiseg.data.case  # noqa: F401 - and with it PyTorch, which the commands need
         return chosen.run(chosen)
-    except KeyboardInterrupt as stop:
-        print(f"ambiseg: {str(stop) or 'stopped'}", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of a pipe has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (ValueError, OSError, ImportError) as error:
-        known = explained(error) if isinstance(error, ModuleNotFoundError) else error
-        if not isinstance(known, DataError | OSError | MissingExtra):  # of ours, not about the user's input or disk
-            raise
-        text = " ".join(str(known).split())
-        if hasattr(chosen, "recipe"):  # settings are options of this command
-            text = re.sub(r"(?<![\w./-])(data\.(?:fold|fractions|options|root|split|split_seed)\b)", r"--\1", text)
-        if isinstance(known, OSError) and known.filename is not None and known.strerror:
-            text = f"{known.filename}: {known.strerror}"
-        if fix := getattr(getattr(known, "problem", None), "fix", ""):  # of this file, not of its kind
-            text = f"{text} ({fix})"
-        print(f"ambiseg: {text}", file=sys.stderr)
-        return 2
 
+    return guarded(work, lambda text: _SETTINGS.sub(r"--\1", text) if settings else text)
+
+
+# Settings that messages name, where they are options of the command.
+_SETTINGS = re.compile(r"(?<![\w./-])(data\.(?:fold|fractions|options|root|split|split_seed)\b)")
 
 # What a user may have decided about waiting threads, and what is decided here: GNU's OpenMP, and Intel's and LLVM's.
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")

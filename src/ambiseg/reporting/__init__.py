@@ -40,7 +40,7 @@ def report(
     """
     from ambiseg._util.errors import ConfigError
     from ambiseg._util.extras import require
-    from ambiseg._util.files import write_text
+    from ambiseg._util.files import atomic_folder, made, write_text
     from ambiseg._util.progress import reporting
 
     require("train", "report")
@@ -65,7 +65,8 @@ def report(
             evaluation.save(evaluation_path(opened, split))
     with reporting("choosing and drawing cases", quiet):
         gallery = make_gallery(opened, evaluation, cases, samples, data, quiet) if cases else None
-    folder.mkdir(parents=True, exist_ok=True)
-    with reporting("drawing figures", quiet):
-        write_text(target, page(opened, evaluation, gallery, folder))
+    with made(target.parent), reporting("drawing figures", quiet):
+        with atomic_folder(folder) as draft:
+            text = page(opened, evaluation, gallery, draft)
+        write_text(target, text)
     return target
