@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from ambiseg import __version__
-from ambiseg._util import own
+from ambiseg._util import limits, own
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.terminal import animated
 from ambiseg._util.text import did_you_mean
@@ -111,7 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not getattr(chosen, "light", False):
             with _patience():
                 import ambiseg.data.case  # noqa: F401 - and with it PyTorch, which the commands need
-        return chosen.run(chosen)
+        with limits.limited(getattr(chosen, "max_pixels", None)):
+            return chosen.run(chosen)
 
     return guarded(work, lambda text: _SETTINGS.sub(r"--\1", text) if settings else text)
 

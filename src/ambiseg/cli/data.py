@@ -14,7 +14,7 @@ from ambiseg._util import terminal
 from ambiseg._util.errors import DataError
 from ambiseg._util.own import is_reference
 from ambiseg.cli import lidc
-from ambiseg.cli.options import add_json, check_file, check_json, emit
+from ambiseg.cli.options import add_json, add_limit, check_file, check_json, emit
 from ambiseg.data.sets import RELEASED_SPLIT
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     check.add_argument("--labels", choices=("auto", "ids", "binary"), help="what the numbers in masks mean")
     check.add_argument("--slices", choices=("all", "marked"), help="which slices of a volume are cases")
     check.add_argument("--html", metavar="FILE", help="also write a page with pictures")
+    add_limit(check)
     add_json(check)
     check.add_argument("--quiet", action="store_true", help="one line per error and warning, and no progress")
 
@@ -93,6 +94,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     )
     option = "an option of the data set, such as size=128; may be repeated"
     parser.add_argument("--set", dest="options", action="append", default=[], metavar="KEY=VALUE", help=option)
+    add_limit(parser)
     add_json(parser)
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ambiseg._util.processes import program
-from ambiseg.cli.options import add_device, add_json, check_json, emit
+from ambiseg.cli.options import add_device, add_json, add_limit, check_json, emit
 from ambiseg.cli.train import settings_of
 
 
@@ -27,6 +27,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     )
     demo.add_argument("--out", metavar="DIR", default="runs/demo", help="the run's folder (default: runs/demo)")
     add_device(demo, "the best there is")
+    add_limit(demo)
     add_json(demo)
     demo.add_argument("--quiet", action="store_true", help="print nothing but errors")
     demo.set_defaults(run=_demo)

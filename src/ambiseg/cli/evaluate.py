@@ -11,7 +11,7 @@ from ambiseg._util import terminal
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.processes import first_process
 from ambiseg._util.text import some
-from ambiseg.cli.options import add_device, add_json, check_json, emit, placed
+from ambiseg.cli.options import add_device, add_json, add_limit, check_json, emit, placed
 from ambiseg.cli.scores import show
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     partial = "score the cases that have a prediction, and say how many have none"
     made.add_argument("--partial", action="store_true", default=None, help=partial)
     made.add_argument("--out", metavar="FILE", help="write the JSON here, and the CSV beside it")
+    add_limit(made)
     add_json(made)
     made.add_argument("--quiet", action="store_true", help="print nothing but errors")
     made.set_defaults(run=_evaluate)

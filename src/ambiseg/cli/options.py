@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ambiseg._util import limits
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.text import keys_ending
 
@@ -40,6 +41,12 @@ def add_device(parser: Any, default: str) -> None:
     """``--device KIND``."""
     meaning = f"cpu, cuda, cuda:1, mps … (default: {default})"
     parser.add_argument("--device", metavar="KIND", help=meaning)
+
+
+def add_limit(parser: Any) -> None:
+    """``--max-pixels N``, which ``main`` puts into the environment: for commands that read images."""
+    meaning = f"refuse images with more pixels per slice, or {limits.SLICES} N per file (default: {limits.DEFAULT})"
+    parser.add_argument(limits.OPTION, metavar="N", help=meaning)
 
 
 def placed(device: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ambiseg._util import terminal
 from ambiseg._util.errors import DataError
-from ambiseg.cli.options import add_device, add_json, check_json, emit, placed
+from ambiseg.cli.options import add_device, add_json, add_limit, check_json, emit, placed
 
 if TYPE_CHECKING:
     from ambiseg.prediction import Prediction
@@ -83,6 +83,8 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     images.add_argument("--extra", metavar="DIR", help="another model's predictions, for a model trained with such")
     dicom = "what the DICOM files of a folder are (default: series)"
     images.add_argument("--dicom", choices=("series", "files"), default="series", help=dicom)
+
+    add_limit(images)
 
     running = command.add_argument_group("running")
     running.add_argument("--which", choices=("best", "last"), default="best", help="weights of (default: best)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ambiseg.cli.options import add_json, check_json, emit
+from ambiseg.cli.options import add_json, add_limit, check_json, emit
 
 EXAMPLES = """\
 examples:
@@ -38,6 +38,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     )
     report.add_argument("--root", metavar="DIR", help="where the data are, if they have moved since")
     report.add_argument("--open", action="store_true", help="show the page in a browser")
+    add_limit(report)
     add_json(report)
     report.add_argument("--quiet", action="store_true", help="print nothing but errors")
 

@@ -14,7 +14,7 @@ from typing import Any
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.processes import first_process, program
 from ambiseg._util.text import count
-from ambiseg.cli.options import add_device, add_json, check_json, emit, placed
+from ambiseg.cli.options import add_device, add_json, add_limit, check_json, emit, placed
 
 EXAMPLES = """\
 examples:
@@ -53,6 +53,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
         "--minutes", metavar="N", type=float, help="of one core that training may take, with auto (default: 6)"
     )
     add_device(train, "the best there is; --devices and --num-nodes are settings")
+    add_limit(train)
     add_json(train)
     train.add_argument("--quiet", action="store_true", help="print nothing but errors")
     train.add_argument("--print-config", action="store_true", help="print all settings as YAML, and stop")

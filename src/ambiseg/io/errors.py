@@ -51,6 +51,7 @@ KINDS: dict[str, Kind] = {
     "E207": Kind("axes-unclear", 'say how arrays are stored, such as "axes": "HWC"'),
     "W208": Kind("uneven-slices", "look for slices that are missing from the series"),
     "W209": Kind("blank-image", "export the image again if it should show something"),
+    "E210": Kind("too-large", "cut it into parts, or allow more with --max-pixels N or AMBISEG_MAX_PIXELS=N"),
     # Images and masks together
     "E301": Kind("size-differs", "export the mask at the size of its image"),
     "E302": Kind("grid-differs", 'resample the mask to its image, or compare sizes alone: "geometry": "ignore"'),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ambiseg._util import limits
+from ambiseg._util.errors import DataError
 from ambiseg._util.text import shape_text
 from ambiseg.io.errors import FileError, Problem
 from ambiseg.io.formats import FORMATS, suffix_of
@@ -100,6 +101,21 @@ def grid_distance(image: Source, mask: Source) -> float | None:
     return None if offset <= _TOLERANCE * voxel else float(offset)
 
 
+def judge(
+    path: Path, size: tuple[int, int], slices: int = 1, channels: int = 1, dtype: np.dtype | None = None
+) -> tuple[int, int]:
+    """The size that a header claims, or a :class:`FileError`: of none, or above the limit (``_util/limits.py``).
+
+    Every reader asks this before it allocates anything.
+    """
+    if min(*size, slices, channels) < 1:
+        claimed = f"{shape_text(size)} pixels, {slices} slices and {channels} channels"
+        raise FileError.of("E201", path, f"expected at least one pixel, found a header of {claimed}")
+    if found := limits.too_large(size, slices, channels, 1 if dtype is None else dtype.itemsize):
+        raise FileError.of("E210", path, *found)
+    return size
+
+
 # -- errors of decoders ----------------------------------------------------------------------------------------------
 
 
@@ -114,13 +130,24 @@ def guard(path: Path) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-    except (FileError, MemoryError, ModuleNotFoundError):
+    except (DataError, ModuleNotFoundError):
         raise
+    except MemoryError as error:
+        said = " ".join(str(error).split()) or f"none left for a file of {_bytes_of(path):,} bytes"
+        fix = f"free some memory, or cut the image into parts; {limits.OPTION} refuses such images beforehand"
+        raise FileError.of("E210", path, f"expected an image that fits into memory, found: {said}", fix) from None
     except Exception as error:  # damaged files fail in more ways than can be listed: zlib, struct, headers, EOF
         raise FileError.of("E201", path, *_diagnosis(path, error)) from None
     finally:
         for logger, disabled in before.items():
             logger.disabled = disabled
+
+
+def _bytes_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 _PLAIN = {  # messages of decoders, in words for users
@@ -138,10 +165,6 @@ def _diagnosis(path: Path, error: Exception) -> tuple[str, str]:
     expected = f"expected {FORMATS.get(suffix_of(path), 'DICOM')}"
     if isinstance(error, PermissionError):
         return "expected a file that may be read, found that permission is denied", "change the file's permissions"
-    if type(error).__name__ == "DecompressionBombError":  # of Pillow, which may not be imported
-        found = re.search(r"\((\d+) pixels\).* (\d+) pixels", str(error))
-        size, most = (f"{int(n):,}" for n in found.groups()) if found else ("more", "fewer")
-        return f"{expected} of at most {most} pixels, found {size}", "save so large a picture as TIFF, or in parts"
     try:
         with path.open("rb") as file:
             head = file.read(256)
