@@ -36,6 +36,8 @@ def raising(error: BaseException):
     [
         (DataError("a.png: expected a picture,\n found text"), "a.png: expected a picture, found text"),
         (OSError(28, "No space left on device", "run/last.ckpt"), "run/last.ckpt: No space left on device"),
+        (MemoryError(), "expected to have enough memory, found too little"),
+        (RuntimeError("not enough memory: you tried to allocate 9000000000 bytes"), "expected to have enough memory"),
         (BrokenPipeError(32, "Broken pipe"), "[Errno 32] Broken pipe"),  # of a socket: the streams have none
         (ModuleNotFoundError("no", name="nibabel"), "expected the package nibabel, found none; install it with"),
         (FileError.of("E201", "a", "expected b, found c", "save it again"), "a: expected b, found c (save it again)"),

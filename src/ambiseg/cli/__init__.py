@@ -98,11 +98,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; see :mod:`ambiseg.cli.guard`."""
-    settings = False
+    settings, given = False, list(sys.argv[1:] if arguments is None else arguments)
 
     def work() -> int:
         nonlocal settings
-        chosen = parse(sys.argv[1:] if arguments is None else arguments)
+        chosen = parse(given)
         settings = hasattr(chosen, "recipe")
         if chosen.notes and not chosen.quiet:
             print(f"ambiseg: {', '.join(chosen.notes)}", file=sys.stderr)
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with limits.limited(getattr(chosen, "max_pixels", None)):
             return chosen.run(chosen)
 
-    return guarded(work, lambda text: _SETTINGS.sub(r"--\1", text) if settings else text)
+    return guarded(work, lambda text: _SETTINGS.sub(r"--\1", text) if settings else text, "".join(given[:1]))
 
 
 # Settings that messages name, where they are options of the command.

@@ -30,6 +30,7 @@ from typing import Any
 from ambiseg import __version__
 from ambiseg._util.errors import DataError
 from ambiseg._util.extras import MissingExtra, explained
+from ambiseg._util.memory import out_of_memory
 
 FAULT = 70  # EX_SOFTWARE of sysexits.h
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
@@ -41,11 +42,12 @@ class Stop(KeyboardInterrupt):
     """A signal that ends the command."""
 
 
-def guarded(work: Callable[[], int], line: Callable[[str], str] = str) -> int:
+def guarded(work: Callable[[], int], line: Callable[[str], str] = str, command: str = "") -> int:
     """Run a command and return its exit code; whatever goes wrong is one line.
 
     Args:
         line: a last change to the text of an error that the user can put right.
+        command: its name, for advice on what takes less memory.
     """
     with ExitStack() as stack:
         stack.enter_context(_steady_streams())
@@ -65,7 +67,7 @@ def guarded(work: Callable[[], int], line: Callable[[str], str] = str) -> int:
         except BaseException as error:
             if received:  # in the middle of an import, or of a library that turns it into an error of its own
                 code = _stopped(received, "")
-            elif (text := _told(error)) is not None:
+            elif (text := _told(error, command)) is not None:
                 _say(line(text))
                 code = 2
             else:
@@ -83,8 +85,10 @@ def _say(text: str) -> None:
     print(f"ambiseg: {' '.join(text.split())}", file=sys.stderr, flush=True)
 
 
-def _told(error: BaseException) -> str | None:
+def _told(error: BaseException, command: str) -> str | None:
     """An error that the user can put right in one line; ``None`` for a fault of ours."""
+    if (text := out_of_memory(error, command)) is not None and not isinstance(error, DataError):
+        return text
     known = explained(error) if isinstance(error, ModuleNotFoundError) else error
     if not isinstance(known, DataError | OSError | MissingExtra):
         return None

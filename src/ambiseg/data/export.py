@@ -47,7 +47,7 @@ def export(
         raise DataError(f"count: expected 1 case or more, found {count}")
     rows: list[tuple[str, ...]] = []
     files, readers, void = _Names(), _Names(), False
-    with atomic_folder(folder) as draft:
+    with atomic_folder(folder, replace=False) as draft:
         for number in range(count):
             index = number * len(cases) // count
             case = cases[index]
