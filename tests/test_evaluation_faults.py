@@ -101,14 +101,14 @@ def test_evaluations_of_format_2_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "expected an evaluation as JSON, found EOF"),
-        ("[]", "expected an evaluation, found .*Input should be an object"),
+        ("{", "expected an evaluation as JSON, found a mistake: EOF"),
+        ("[]", r"expected an evaluation, found \[\]"),
         ('{"format": "other/1"}', "expected an evaluation of format ambiseg.Evaluation/3, found other/1"),
-        ('{"format": "ambiseg.Evaluation/1"}', "expected an evaluation, found run: Field required"),
-        ('{"format": "ambiseg.Evaluation/2"}', "expected an evaluation, found run: Field required"),
-        (_old(experts=3, settings={}), "expected an evaluation, found settings: Input should"),
-        (_old(settings=[]), "expected an evaluation, found settings: List should have at least 1"),
-        (_old(seed="x"), "expected an evaluation, found seed: Input should be a valid integer"),
+        ('{"format": "ambiseg.Evaluation/1"}', "run: expected a value in an evaluation, found none"),
+        ('{"format": "ambiseg.Evaluation/2"}', "run: expected a value in an evaluation, found none"),
+        (_old(experts=3, settings={}), "settings: expected a list, found {}"),
+        (_old(settings=[]), r"settings: expected a length of at least 1, found \[\]"),
+        (_old(seed="x"), "seed: expected a whole number, found 'x'"),
         (
             _old(cases=[{**json.loads(OLD)["cases"][0], "scores": {}}]),
             "expected all scores of 'a' in compact-4, found others",

@@ -12,15 +12,17 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from ambiseg._util import parsing, reading
 from ambiseg._util.errors import ConfigError, DataError
 from ambiseg._util.text import did_you_mean_key
 
 S = TypeVar("S", bound="Settings")
 FORBID = ConfigDict(extra="forbid", allow_inf_nan=False)  # also for pydantic dataclasses that are settings
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", types.NoneType: "null"}
+_SHOWN = 200  # characters of a value in an error
 _MANY = {int: "whole numbers", float: "numbers", str: "texts"}
 _EXTRA = ("extra_forbidden", "unexpected_keyword_argument")
 _LIMITS = ("greater_than_equal", "greater_than", "less_than_equal", "less_than")
@@ -256,8 +258,9 @@ def inline(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in an error: texts in quotes."""
-    return repr(value) if isinstance(value, str) else inline(value)
+    """A value in an error: texts in quotes, and nothing so long that the message is lost in it."""
+    text = repr(value[:_SHOWN]) if isinstance(value, str) else inline(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -300,58 +303,35 @@ def _words(field: FieldInfo) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*flags, *_literals(field), *(field.examples or ())]))
 
 
-# -- YAML -------------------------------------------------------------------------------------------------------------
+# -- files ------------------------------------------------------------------------------------------------------------
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The sections of a YAML file in which every key is there once; :class:`ConfigError` for anything else."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        pass
-
-    def once(loader: Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-        names = [loader.construct_object(key, deep=True) for key, _ in node.value]
-        for i, name in enumerate(names):
-            if name in names[:i]:  # YAML would take the last and say nothing
-                line = node.value[i][0].start_mark.line + 1
-                raise ConfigError(f"{path}: line {line}: expected every key once, found {name!r} again")
-        return loader.construct_mapping(node, deep=True)
-
-    Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, once)
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader)  # a SafeLoader: nothing is executed
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: expected YAML in UTF-8, found other bytes") from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{path}: expected YAML, found a mistake{where}: {error.problem}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: expected YAML, found a mistake: {error}") from None
-    if not isinstance(content, Mapping):
-        found = {type(None): "an empty file", list: "a list", str: "a text"}.get(type(content), shown(content))
+    content = reading.read_yaml(path)
+    if not isinstance(content, dict):
+        found = {type(None): "an empty file", list: "a list", str: "a text"}.get(type(content)) or shown(content)
         raise ConfigError(f"{path}: expected sections of settings, found {found}")
-    return dict(content)
+    return content
 
 
 def read_value(text: str) -> Any:
-    """What an argument says, as YAML; a text that is no YAML is taken as it is."""
-    import yaml
+    """What an argument says, as YAML; a text that is no YAML is taken as it is.
 
+    >>> read_value("[1, a]"), read_value("[1, a"), read_value("&a [*a]")
+    ([1, 'a'], '[1, a', '&a [*a]')
+    """
     try:
-        return yaml.safe_load(text) if text else ""
-    except yaml.YAMLError:
+        return parsing.parse_yaml(text) if text else ""
+    except parsing.Mistake:
         return text
 
 
 def read_json(cls: Any, path: Path, text: str | bytes, what: str) -> Any:
     """A file that this library wrote, checked against its type; :class:`ConfigError` of one line for anything else."""
     try:
-        return TypeAdapter(cls).validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        if first["type"] == "json_invalid":
-            raise ConfigError(f"{path}: expected {what} as JSON, found {first.get('ctx', {}).get('error')}") from None
-        place = "".join(f"{part}." for part in first["loc"])[:-1]
-        raise ConfigError(f"{path}: expected {what}, found {place or 'other content'}: {first['msg']}") from None
+        text = parsing.decoded(text, what) if isinstance(text, bytes) else text
+        content = parsing.parse_json(text, what, finite=False)  # each schema says whether it takes nan
+    except parsing.Mistake as mistake:
+        raise reading.Unreadable(path, str(mistake)) from None
+    return reading.validated(cls, content, path, what)
