@@ -14,8 +14,9 @@ from ambiseg.io.dicom import open_dicom
 from ambiseg.io.errors import FileError
 from ambiseg.io.formats import FORMATS, UNREAD, format_of, suffix_of
 from ambiseg.io.nifti import open_nifti
-from ambiseg.io.pictures import open_picture, open_tiff
+from ambiseg.io.pictures import open_picture
 from ambiseg.io.source import ReadOptions, Source, guard
+from ambiseg.io.tiff import open_tiff
 
 # All other formats are pictures.
 OPENERS = {"TIFF": open_tiff, "NumPy": open_array, "NIfTI": open_nifti, "DICOM": open_dicom}

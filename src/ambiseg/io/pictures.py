@@ -1,59 +1,151 @@
-"""Pictures: PNG, JPEG, BMP, PPM and GIF by Pillow; TIFF of any depth, with one page or many, by tifffile."""
+"""Pictures by Pillow: PNG, JPEG, BMP, PPM and GIF."""
 
 from __future__ import annotations
 
-import io
-from functools import cache
+import mmap
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ambiseg._util.text import count, shape_text
+from ambiseg._util import limits
+from ambiseg._util.text import count
 from ambiseg.io.errors import FileError
-from ambiseg.io.source import ReadOptions, Source
+from ambiseg.io.source import Frugal, ReadOptions, Source, judge
+
+_FORMATS = ("PNG", "JPEG", "BMP", "PPM", "GIF")  # no other decoder of Pillow's is run, whatever a file holds
+_METADATA = 16 << 20  # bytes of a file that may be anything but pixels: profiles, comments, previews
+_START = 1 << 16  # bytes within which the header of a PPM ends
+_STRIP = 1 << 22  # pixels that are taken over from Pillow at a time
+_SLOW = {"ppm": 1 << 22, "ppm_plain": 1 << 22, "bmp_rle": 1 << 22}  # decoders in Python: pixels that take seconds
+_SCANS = 64  # of a JPEG; as many decoded pixels as 16 scans of the largest picture
+_BYTES = {"I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2, "I": 4, "F": 4}  # per channel, by mode
 
 
 def open_picture(path: Path, options: ReadOptions) -> Source:
     """One picture, decoded at once: orientation, palette and alpha decide its size and channels."""
     from PIL import Image
 
-    content = io.BytesIO(path.read_bytes())
-    with Image.open(content) as image:
-        kind, dpi = str(image.format), image.info.get("dpi")
-        if (frames := getattr(image, "n_frames", 1)) > 1 and kind == "GIF":
-            raise FileError.of("E105", path, f"expected one picture, found a film of {frames} frames")
-        pixels = _read_picture(path, image, content, options)
-    channels, height, width = pixels.shape
-    return Source(path, kind, 1, (height, width), channels, pixels.dtype, lambda _: pixels, dpi=dpi)
+    with Frugal(path, _METADATA) as content, pillow_limited():
+        _judge_start(path, content)
+        try:
+            image = Image.open(content, formats=_FORMATS)
+        except Image.DecompressionBombError as error:
+            pixels = int((re.findall(r"\d+", str(error)) or [0])[0])
+            message, fix = limits.too_large((pixels, 1)) or (str(error), "")
+            raise FileError.of("E210", path, message.removesuffix("×1"), fix) from None
+        with image:
+            kind = "JPEG" if image.format == "MPO" else str(image.format)
+            deep = kind == "PNG" and image.mode in ("RGB", "RGBA") and ";16B" in str(image.tile[0][3])
+            bands, itemsize = len(image.getbands()), 2 if deep else _BYTES.get(image.mode, 1)
+            judge(path, (image.height, image.width), 1, bands, np.dtype(f"u{itemsize}"))
+            pixels, decoder = image.width * image.height, str(image.tile[0][0]) if image.tile else ""
+            if pixels > (most := _SLOW.get(decoder, pixels)):
+                found = f"expected {kind} of at most {most:,} pixels in this encoding, found {pixels:,}"
+                raise FileError.of("E210", path, found, "save it as PNG")
+            allowance = _METADATA + 2 * pixels * max(bands, 3) * itemsize  # noise, badly packed
+            content.allow(allowance)
+            if kind == "GIF" and getattr(image, "is_animated", False):
+                raise FileError.of("E105", path, "expected one picture, found a film of several frames")
+            content.allow(allowance)
+            array = _read_deep(path, image, content, allowance) if deep else _read(image, options)
+            array = np.moveaxis(np.atleast_3d(array), -1, 0)
+            dpi = _resolution(image.info.get("dpi"))
+        array = as_shown(array if len(array) in (1, 3) else without_alpha(path, array), options)
+    channels, height, width = array.shape
+    return Source(path, kind, 1, (height, width), channels, array.dtype, lambda _: array, dpi=dpi)
 
 
-def _read_picture(path: Path, image: Any, content: io.BytesIO, options: ReadOptions) -> np.ndarray:
-    """``[C, H, W]``."""
+# -- before Pillow -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def pillow_limited() -> Iterator[None]:
+    """Pillow's own limit is ours: its decoders allocate some pictures before their size is known here."""
+    from PIL import Image
+
+    before = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = max(limits.max_pixels() // 2, 1)  # twice as many are an error, more than these a warning
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+
+
+def _judge_start(path: Path, content: Frugal) -> None:
+    """What Pillow would go through byte by byte, or thousands of times."""
+    start = content.read(_START)
+    content.seek(0)
+    if start[:1] == b"P" and len(start) == _START:
+        words = re.sub(rb"#[^\r\n]*([\r\n]|$)", b" ", start).split(None, 4)
+        if len(words) < 4:
+            raise FileError.of("E201", path, f"expected the header of a PPM, found no end of it in {_START:,} bytes")
+    if start[:3] == b"\xff\xd8\xff":
+        with mmap.mmap(content.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            scans, pixels = _scans(mapped)
+        most = max(16, min(_SCANS, 16 * limits.DEFAULT // max(pixels, 1)))
+        if scans > most:
+            fix = "save it again as a baseline JPEG, or as PNG"
+            raise FileError.of("E201", path, f"expected JPEG of at most {most} scans, found {scans:,}", fix)
+
+
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # within a scan, all others are escapes and restarts
+
+
+def _scans(content: mmap.mmap) -> tuple[int, int]:
+    """How many scans a JPEG has, and pixels, by its markers; counting stops where it is damaged."""
+    place, scans, pixels = 2, 0, 0
+    while found := _MARKER.search(content, place):
+        kind, place = content[found.start() + 1], found.end()
+        if kind == 0xD9 or place + 2 > len(content):
+            break
+        if kind in (0x01, 0xD8):  # markers without a segment
+            continue
+        segment = content[place : place + 7]
+        if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC) and len(segment) == 7:
+            pixels = max(pixels, int.from_bytes(segment[3:5], "big") * int.from_bytes(segment[5:7], "big"))
+        scans += kind == 0xDA
+        place += max(int.from_bytes(segment[:2], "big"), 2)
+    return scans, pixels
+
+
+# -- pixels ------------------------------------------------------------------------------------------------------------
+
+
+def _read(image: Any, options: ReadOptions) -> np.ndarray:
+    """``[H, W]`` or ``[H, W, C]``."""
     from PIL import ImageOps
 
-    if image.format == "PNG" and image.mode in ("RGB", "RGBA") and ";16B" in str(image.tile[0][3]):
-        pixels = _read_deep(path, image, content)
-    else:
-        turned = ImageOps.exif_transpose(image)  # as every viewer shows it
-        coloured = options.applies_palette or image.format == "GIF"  # whose numbers are any program's own choice
-        if turned.mode == "PA" or (turned.mode == "P" and coloured):
-            turned = turned.convert("RGBA" if "transparency" in turned.info or turned.mode == "PA" else "RGB")
-        elif turned.mode in ("CMYK", "YCbCr", "HSV", "LAB"):
-            turned = turned.convert("RGB")
-        pixels = np.asarray(turned)
-    pixels = np.moveaxis(np.atleast_3d(pixels), -1, 0)
-    return _as_shown(pixels if len(pixels) in (1, 3) else _without_alpha(path, pixels), options)
+    ImageOps.exif_transpose(image, in_place=True)  # as every viewer shows it
+    coloured = options.applies_palette or image.format == "GIF"  # whose numbers are any program's own choice
+    if image.mode == "PA" or (image.mode == "P" and coloured):
+        image = image.convert("RGBA" if "transparency" in image.info or image.mode == "PA" else "RGB")
+    elif image.mode in ("CMYK", "YCbCr", "HSV", "LAB"):
+        image = image.convert("RGB")
+    strips = _strips(image)
+    _, pixels = next(strips)
+    if len(pixels) < image.height:
+        whole = np.empty((image.height, *pixels.shape[1:]), pixels.dtype)
+        whole[: len(pixels)] = pixels
+        pixels = whole
+    for rows, strip in strips:
+        pixels[rows] = strip
+    return pixels
 
 
-def _as_shown(pixels: np.ndarray, options: ReadOptions) -> np.ndarray:
-    """In native byte order; one bit per pixel is black and white in an image, and stays bool in a mask."""
-    if pixels.dtype == np.bool_ and not options.mask:
-        return pixels.astype(np.uint8) * np.uint8(255)
-    return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+def _strips(image: Any) -> Iterator[tuple[slice, np.ndarray]]:
+    """Some rows at a time, since Pillow makes two copies of what becomes an array."""
+    rows = max(_STRIP // image.width, 1)
+    for top in range(0, image.height, rows):
+        box = (0, top, image.width, min(top + rows, image.height))
+        yield slice(top, box[3]), np.asarray(image if rows >= image.height else image.crop(box))
 
 
-def _read_deep(path: Path, image: Any, content: io.BytesIO) -> np.ndarray:
+def _read_deep(path: Path, image: Any, content: Frugal, allowance: int) -> np.ndarray:
     """``[H, W, C]`` uint16 of a PNG with 16 bits per channel, which Pillow would cut down to 8.
 
     Pillow can unpack the high bytes or the low bytes, so the content is decoded once for each.
@@ -63,15 +155,27 @@ def _read_deep(path: Path, image: Any, content: io.BytesIO) -> np.ndarray:
     tile = image.tile[0]
     if tile[3] not in ("RGB;16B", "RGBA;16B"):
         raise FileError.of("E203", path, "expected 16-bit grey without alpha, found alpha")
-    high = np.asarray(image).astype(np.uint16)
+    pixels = np.empty((image.height, image.width, len(image.getbands())), np.uint16)
+    for rows, high in _strips(image):
+        np.left_shift(high, 8, out=pixels[rows], dtype=np.uint16)
+    image.im = None  # not two pictures at once
+    content.allow(allowance)
     content.seek(0)
-    with Image.open(content) as again:
+    with Image.open(content, formats=_FORMATS) as again:
         again.tile = [tile._replace(args=tile[3].replace("16B", "16L"))]
-        low = np.asarray(again)
-    return high << 8 | low
+        for rows, low in _strips(again):
+            pixels[rows] |= low
+    return pixels
 
 
-def _without_alpha(path: Path, pixels: np.ndarray) -> np.ndarray:
+def as_shown(pixels: np.ndarray, options: ReadOptions) -> np.ndarray:
+    """In native byte order; one bit per pixel is black and white in an image, and stays bool in a mask."""
+    if pixels.dtype == np.bool_ and not options.mask:
+        return pixels.astype(np.uint8) * np.uint8(255)
+    return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+
+
+def without_alpha(path: Path, pixels: np.ndarray) -> np.ndarray:
     """``[…, C, H, W]`` without its alpha channel, which must be opaque: colours of clear pixels are undefined."""
     full = np.iinfo(pixels.dtype).max if pixels.dtype.kind == "u" else 1
     if clear := int((pixels[..., -1, :, :] != full).sum()):
@@ -79,80 +183,10 @@ def _without_alpha(path: Path, pixels: np.ndarray) -> np.ndarray:
     return pixels[..., :-1, :, :]
 
 
-# -- TIFF --------------------------------------------------------------------------------------------------------------
-
-
-def open_tiff(path: Path, options: ReadOptions) -> Source:
-    """The pages of a file as slices; a single page is decoded at once, several together on the first read."""
-    import tifffile
-
-    with tifffile.TiffFile(path) as file:
-        series, page = file.series[0], file.pages.first
-        if len(file.series) > 1:
-            found = " and ".join(shape_text(one.shape) for one in file.series[:4])
-            raise FileError.of("E201", path, f"expected pages of one size, found {found}", "save one stack per file")
-        axes, shape = series.axes, series.shape
-        planes = [n for name, n in zip(axes, shape, strict=True) if name not in "YXSC" and n > 1]
-        if len(planes) > 1 or "Y" not in axes or "X" not in axes:
-            raise FileError.of("E201", path, f"expected one axis of slices, found axes {axes} of {shape_text(shape)}")
-        length = dict(zip(axes, shape, strict=True))
-        dtype = np.dtype(series.dtype).newbyteorder("=")
-        channels = length.get("S", 1) * length.get("C", 1) - _has_alpha(page)
-        if _has_palette(page, options):
-            dtype, channels = np.dtype(np.uint8), 3
-        elif page.bitspersample == 1 and not options.mask:
-            dtype = np.dtype(np.uint8)
-        single = None if planes else _read_tiff(file, path, options)  # while the file is open
-
-    @cache
-    def pages() -> np.ndarray:
-        if single is not None:
-            return single
-        with tifffile.TiffFile(path) as again:
-            return _read_tiff(again, path, options)
-
-    size = length["Y"], length["X"]
-    return Source(path, "TIFF", planes[0] if planes else 1, size, channels, dtype, lambda k: pages()[k])
-
-
-def _has_palette(page: Any, options: ReadOptions) -> bool:
-    return page.photometric == 3 and options.applies_palette  # PHOTOMETRIC.PALETTE
-
-
-def _has_alpha(page: Any) -> bool:
-    return any(extra != 0 for extra in page.extrasamples)  # EXTRASAMPLE.UNSPECIFIED
-
-
-def _read_tiff(file: Any, path: Path, options: ReadOptions) -> np.ndarray:
-    """``[D, C, H, W]`` of an open file."""
-    import tifffile
-
-    series, page = file.series[0], file.pages.first
+def _resolution(said: Any) -> tuple[float, float] | None:
+    """Pixels per inch, if they can be true."""
     try:
-        pixels = series.asarray()
-    except (ValueError, KeyError) as error:
-        if "imagecodecs" not in str(error):
-            raise
-        pixels = _decode_with_pillow(path, series.shape, np.dtype(series.dtype), str(page.compression.name))
-    axes = series.axes  # at most one of those besides YXSC is longer than 1
-    others = [i for i, name in enumerate(axes) if name not in "YXSC"]
-    pixels = pixels.transpose([*others, *(axes.index(name) for name in "CSYX" if name in axes)])
-    pixels = pixels.reshape(int(np.prod(pixels.shape[: len(others)])), -1, *pixels.shape[-2:])
-    if _has_palette(page, options):
-        table = (np.asarray(page.colormap) >> 8).astype(np.uint8)  # [3, 2^bits], 16 bits per channel
-        return np.moveaxis(table[:, pixels[:, 0]], 0, 1)
-    if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE and not options.mask and pixels.dtype.kind in "bu":
-        pixels = ~pixels  # as a viewer shows it
-    return _as_shown(_without_alpha(path, pixels) if _has_alpha(page) else pixels, options)
-
-
-def _decode_with_pillow(path: Path, shape: tuple[int, ...], dtype: np.dtype, compression: str) -> np.ndarray:
-    """For compressions such as LZW, which tifffile decodes by another package; Pillow has no 16-bit colour."""
-    from PIL import Image, ImageSequence
-
-    with Image.open(path) as image:
-        pages = np.stack([np.asarray(page) for page in ImageSequence.Iterator(image)])
-    if pages.dtype != dtype or pages.size != np.prod(shape):
-        fix = "pip install imagecodecs, or save the file without compression"
-        raise FileError.of("E202", path, f"expected a TIFF that can be decoded, found {compression} of {dtype}", fix)
-    return pages.reshape(shape)
+        across, down = map(float, said)
+    except (TypeError, ValueError, ZeroDivisionError, OverflowError):
+        return None
+    return (across, down) if all(isfinite(x) and 0 < x < 1e6 for x in (across, down)) else None

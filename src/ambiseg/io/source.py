@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -114,6 +116,31 @@ def judge(
     if found := limits.too_large(size, slices, channels, 1 if dtype is None else dtype.itemsize):
         raise FileError.of("E210", path, *found)
     return size
+
+
+class Frugal(io.BufferedReader):
+    """A file of which only so many bytes may be read: headers that go on for ever end here, seeking is free.
+
+    Args:
+        path: the file.
+        allowance: bytes that may be read before ``allow`` is called again.
+    """
+
+    def __init__(self, path: Path, allowance: int) -> None:
+        raw: Any = path.open("rb", buffering=0)
+        super().__init__(raw)
+        self._allowed = self._left = allowance
+
+    def allow(self, allowance: int) -> None:
+        self._allowed = self._left = allowance
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        wanted = self._left + 1 if size is None or size < 0 else min(size, self._left + 1)
+        content = super().read(wanted)
+        self._left -= len(content)
+        if self._left < 0:
+            raise ValueError(f"more than {self._allowed:,} bytes where fewer are enough")
+        return content
 
 
 # -- errors of decoders ----------------------------------------------------------------------------------------------
