@@ -164,7 +164,7 @@ def test_json_is_yaml(tmp_path):
         ("--model.method=mosse", "model.method: expected one of mose, found 'mosse'; did you mean mose?"),
         ("--model.experts=0", "--model.experts: expected at least 1, found 0"),
         ("--model.gate_level=0", "--model.gate_level: expected more than 0 and at most 1, found 0"),
-        ("--backbone.channels=[8]", "--backbone.channels: expected two levels or more of at least 1, found [8]"),
+        ("--backbone.channels=[8]", "--backbone.channels: expected at least 2 values, found [8]"),
         ("--optimizer.lr=-1", "--optimizer.lr: expected more than 0, found -1"),
         ("--optimizer.average=1", "--optimizer.average: expected at least 0 and less than 1, found 1"),
         ("--trainer.epochs=0", "--trainer.epochs: expected at least 1, found 0"),

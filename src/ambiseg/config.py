@@ -19,15 +19,20 @@ from ambiseg.methods.schedules import Schedule
 from ambiseg.metrics import PROTOCOLS
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.settings import (
+    EPOCHS,
+    SAMPLES,
+    SEED,
     Row,
     SettingError,
     Settings,
+    Text,
     fields_of,
     group_of,
     keys,
     read_value,
     read_yaml,
     rows,
+    shown,
     takes_text,
     validate,
 )
@@ -36,18 +41,20 @@ from ambiseg.settings import (
 class OptimizerConfig(Settings):
     """Adam."""
 
-    lr: float = Field(default=1e-4, gt=0, description="learning rate")
-    weight_decay: float = Field(default=1e-5, ge=0, description="as a penalty on the squared weights")
+    lr: float = Field(default=1e-4, gt=0, le=1000, description="learning rate")
+    weight_decay: float = Field(default=1e-5, ge=0, le=1000, description="as a penalty on the squared weights")
     decay: Literal["constant", "linear", "cosine", "plateau"] = Field(
         default="constant",
         description="constant; linear or cosine to ``min_lr`` over the whole run, step by step; or plateau: times "
         "``factor`` when the training loss has not improved for more than ``patience`` epochs",
     )
-    min_lr: float = Field(default=1e-5, ge=0, description="the smallest learning rate")
+    min_lr: float = Field(default=1e-5, ge=0, le=1000, description="the smallest learning rate")
     factor: float = Field(default=0.5, gt=0, le=1, description="of plateau")
-    patience: int = Field(default=10, ge=0, description="of plateau, in epochs")
-    warm_up: int = Field(default=0, ge=0, description="steps over which the learning rate rises from 0")
-    clip: float | None = Field(default=None, gt=0, description="largest norm of the gradient; null: not clipped")
+    patience: int = Field(default=10, ge=0, le=EPOCHS, description="of plateau, in epochs")
+    warm_up: int = Field(default=0, ge=0, le=10**9, description="steps over which the learning rate rises from 0")
+    clip: float | None = Field(
+        default=None, gt=0, le=1e9, description="largest norm of the gradient; null: not clipped"
+    )
     average: float = Field(
         default=0.0,
         ge=0,
@@ -60,23 +67,23 @@ class OptimizerConfig(Settings):
 class TrainerConfig(Settings):
     """How long, and on what."""
 
-    epochs: int = Field(default=30, ge=1, description="passes through the training set")
-    accelerator: str = Field(default="auto", description="auto, cpu, gpu, mps and others that Lightning knows")
+    epochs: int = Field(default=30, ge=1, le=EPOCHS, description="passes through the training set")
+    accelerator: Text = Field(default="auto", description="auto, cpu, gpu, mps and others that Lightning knows")
     devices: int | str = Field(default=1, description='how many devices, or which: 2, "0,3", auto')
-    num_nodes: int = Field(default=1, ge=1, description="machines")
-    strategy: str = Field(default="auto", description="auto, ddp and others that Lightning knows")
-    precision: str = Field(
+    num_nodes: int = Field(default=1, ge=1, le=10_000, description="machines")
+    strategy: Text = Field(default="auto", description="auto, ddp and others that Lightning knows")
+    precision: Text = Field(
         default="auto",
         description="auto: bf16-mixed on devices that have instructions for it, 32-true on others; or one of these, "
         "16-mixed and others that Lightning knows",
     )
-    accumulate: int = Field(default=1, ge=1, description="batches whose gradients are added before a step")
+    accumulate: int = Field(default=1, ge=1, le=10**6, description="batches whose gradients are added before a step")
     channels_last: bool = Field(
         default=True,
         description="keep the features of a pixel side by side in memory: faster on CPUs and in mixed precision",
     )
-    threads: int | None = Field(default=None, ge=1, description="CPU threads of PyTorch; null: its own choice")
-    check_every: int = Field(default=1, ge=1, description="epochs from one validation to the next")
+    threads: int | None = Field(default=None, ge=1, le=1024, description="CPU threads of PyTorch; null: its own choice")
+    check_every: int = Field(default=1, ge=1, le=EPOCHS, description="epochs from one validation to the next")
     tensorboard: bool = Field(default=False, description="also write TensorBoard logs; needs the package tensorboard")
     deterministic: bool = Field(
         default=False, description="only algorithms that repeat to the last bit, where a device has a choice"
@@ -86,8 +93,8 @@ class TrainerConfig(Settings):
 class EvaluationConfig(Settings):
     """How models are compared while they train, and by default afterwards."""
 
-    samples: int = Field(default=16, ge=1, description="masks per image, drawn in standard form")
-    protocol: str = Field(
+    samples: int = Field(default=16, ge=1, le=SAMPLES, description="masks per image, drawn in standard form")
+    protocol: Text = Field(
         default="mose",
         examples=list(PROTOCOLS),
         description="how GED and matched IoU are computed, a key of ``ambiseg.PROTOCOLS``",
@@ -98,7 +105,7 @@ class EvaluationConfig(Settings):
     def _known(cls, name: str) -> str:
         if name not in PROTOCOLS:
             known = ", ".join(PROTOCOLS)
-            raise ValueError(f"expected one of {known}, found {name!r}{did_you_mean(name, PROTOCOLS)}")
+            raise ValueError(f"expected one of {known}, found {shown(name)}{did_you_mean(name, PROTOCOLS)}")
         return name
 
 
@@ -119,7 +126,7 @@ class Config(Settings):
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="how it is fitted")
     trainer: TrainerConfig = Field(default_factory=TrainerConfig, description="how long, and on what")
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="how models are compared")
-    seed: int = Field(default=0, ge=0, description="of weights, samples, order and augmentation")
+    seed: int = Field(default=0, ge=0, le=SEED, description="of weights, samples, order and augmentation")
 
     @field_validator("model", mode="before")
     @classmethod

@@ -12,21 +12,41 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from ambiseg._util import parsing, reading
 from ambiseg._util.errors import ConfigError, DataError
-from ambiseg._util.text import did_you_mean_key
+from ambiseg._util.text import did_you_mean_key, printable
 
 S = TypeVar("S", bound="Settings")
 FORBID = ConfigDict(extra="forbid", allow_inf_nan=False)  # also for pydantic dataclasses that are settings
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", types.NoneType: "null"}
-_SHOWN = 200  # characters of a value in an error
 _MANY = {int: "whole numbers", float: "numbers", str: "texts"}
 _EXTRA = ("extra_forbidden", "unexpected_keyword_argument")
 _LIMITS = ("greater_than_equal", "greater_than", "less_than_equal", "less_than")
+_SHOWN = 40  # values of a list that an error may repeat
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError(f"expected a text without NUL, found {shown(text)}")
+    return text
+
+
+# Bounds that several settings and options share.
+SEED = 2**32 - 1  # the largest seed, as NumPy's
+EPOCHS = 10**6  # the longest training
+SAMPLES = 1024  # masks of an image, at most
+SIDE = 8192  # pixels of a window's side, at most
+CLASSES = 1 << 16  # class ids, at most
+Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_without_nul)]  # a name or a path
+Side = Annotated[int, Field(ge=1, le=SIDE)]
+MaskValue = Annotated[int, Field(ge=-(2**31), lt=2**32)]  # a number in a mask's file
+Sides = Annotated[Sequence[Side], Field(min_length=2, max_length=2)]  # height and width
+ClassNames = Annotated[Sequence[Text], Field(min_length=2, max_length=CLASSES)]
+ClassCount = Annotated[int, Field(ge=2, le=CLASSES)]
 
 
 class SettingError(ValueError):
@@ -107,18 +127,24 @@ def explain(error: ValidationError, cls: Any, content: Any = None, dashes: str =
         return f"{key}: expected a value, found none"
     if place.field is None:
         return f"{key}: expected {expected(place.kind)}, found {shown(problem['input'])}"
-    if kind in _LIMITS and (words := _bounds_of(place.field)):
-        return f"{key}: expected {words}, found {inline(problem['input'])}"
+    if kind in _LIMITS and (words := _bounds_in(context)):
+        return f"{key}: expected {_bounds_of(place.field, kind) or words}, found {shown(problem['input'])}"
     if kind in ("too_short", "too_long"):
         sense, limit = ("at least", "min_length") if kind == "too_short" else ("at most", "max_length")
-        return f"{key}: expected {sense} {context[limit]} values, found {shown(problem['input'])}"
+        found = f"{len(problem['input'])}" if kind == "too_long" else shown(problem["input"])
+        return f"{key}: expected {sense} {context[limit]:,} values, found {found}"
+    if kind in ("string_too_short", "string_too_long"):
+        sense = "a text, found an empty one" if kind == "string_too_short" else f"at most {context['max_length']:,} "
+        more = "" if kind == "string_too_short" else f"characters, found {len(problem['input']):,}"
+        return f"{key}: expected {sense}{more}"
     hint = place.field.annotation if place.kind is None or len(_parts(place.field.annotation)) > 1 else place.kind
     return f"{key}: expected {expected(hint)}, found {shown(place.value)}"
 
 
 def _telling(problem: Any) -> int:
-    """Which of several problems of one key to report: an unknown key rather than a value that is therefore missing."""
-    if problem["type"] in _EXTRA or isinstance(problem.get("ctx", {}).get("error"), SettingError):
+    """Which of several problems of one key to report: an unknown key rather than a value that is therefore missing, a
+    number beyond its bounds rather than that it is none of the words that could be there instead."""
+    if problem["type"] in (*_EXTRA, *_LIMITS) or isinstance(problem.get("ctx", {}).get("error"), SettingError):
         return 2
     return int(problem["type"] != "missing")
 
@@ -196,10 +222,10 @@ def expected(hint: Any) -> str:
         origin, arguments = get_origin(part), get_args(part)
         if origin is Literal:
             words += map(str, arguments)
-        elif origin is list or (origin is tuple and Ellipsis in arguments):
-            words.append(f"a list of {_MANY.get(arguments[0], 'values')}")
+        elif origin in (list, Sequence) or (origin is tuple and Ellipsis in arguments):
+            words.append(f"a list of {_MANY.get(_parts(arguments[0])[0], 'values')}")
         elif origin is tuple:
-            words.append(f"two {_MANY.get(arguments[0], 'values')}")
+            words.append(f"two {_MANY.get(_parts(arguments[0])[0], 'values')}")
         elif origin is dict or part is dict:
             words.append(f"a table of {_MANY[arguments[1]]}" if arguments and arguments[1] in _MANY else "a table")
         elif names := list(fields_of(part)):
@@ -230,9 +256,21 @@ def takes_text(hint: Any, or_else: bool = False) -> bool:
     return str in parts and (or_else or parts <= {str, types.NoneType})
 
 
-def _bounds_of(field: FieldInfo) -> str:
+def _bounds_of(field: FieldInfo, broken: str = "") -> str:
+    """The bounds of a setting in words; who is below the lower one is not told an upper one that is far away."""
     found = [(name, getattr(part, name)) for part in field.metadata for name in _BOUNDS if hasattr(part, name)]
-    return " and ".join(f"{_BOUNDS[name]} {value:g}" for name, value in found)
+    if broken.startswith("greater"):
+        found = [(name, value) for name, value in found if name in ("ge", "gt") or value <= 1]
+    return " and ".join(f"{_BOUNDS[name]} {_number(value)}" for name, value in found)
+
+
+def _bounds_in(context: Mapping[str, Any]) -> str:
+    """The bound that a problem of pydantic's is about, in words."""
+    return " and ".join(f"{_BOUNDS[name]} {_number(value)}" for name, value in context.items() if name in _BOUNDS)
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def one_of(words: Sequence[str]) -> str:
@@ -258,9 +296,22 @@ def inline(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in an error: texts in quotes, and nothing so long that the message is lost in it."""
-    text = repr(value[:_SHOWN]) if isinstance(value, str) else inline(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    """A value in an error: texts in quotes, one line, and not all of what is long.
+
+    >>> shown("a\\nb"), shown(10**400), len(shown("x" * 999))
+    ("'a\\\\nb'", 'a number of 401 digits', 81)
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**40:
+        return f"a number of {_digits(value)} digits"
+    if isinstance(value, list | tuple | Mapping) and len(value) > _SHOWN:
+        return f"{'a table' if isinstance(value, Mapping) else 'a list'} of {len(value):,} values"
+    text = repr(value[:100]) if isinstance(value, str) else printable(inline(value))
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def _digits(value: int) -> int:
+    """Of a whole number of any size, which Python refuses to print above some thousand digits."""
+    return int(abs(value).bit_length() * 0.30103) + 1
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -290,6 +341,8 @@ def _meaning(field: FieldInfo) -> str:
     words = _literals(field)
     if not all(re.search(rf"\b{re.escape(word)}\b", meaning) for word in words):
         meaning += f": {one_of(words)}"
+    if bounds := _bounds_of(field).replace("at least ", "").replace(" and at most ", " to "):
+        meaning += f" ({bounds})"
     shared = getattr(group_of(field.annotation), "shared", "")  # a table that several settings may be
     return f"{meaning}; or a {shared}" if shared else meaning
 

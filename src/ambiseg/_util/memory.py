@@ -19,8 +19,8 @@ _WORDS = re.compile(
 )
 _AMOUNT = re.compile(r"allocate (\d+) bytes|allocate ([\d.]+) ?([KMGTPE])i?B", re.IGNORECASE)
 _REMEDIES = {  # what takes less, by command
-    "train": "--data.batch_size, --data.size, --backbone.channels, --model.experts or --model.samples",
-    "demo": "--data.batch_size, --data.size, --backbone.channels, --model.experts or --model.samples",
+    "train": "--data.batch_size, --data.size, --backbone.channels or --model.samples",
+    "demo": "--data.batch_size, --data.size, --backbone.channels or --model.samples",
     "evaluate": "--batch-size or --samples",
     "predict": "--window, --samples or --per-stratum",
     "report": "--samples or --cases",

@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from importlib import import_module
 from typing import Any
 
@@ -37,16 +38,17 @@ def imported(reference: str, setting: str) -> Callable[..., Any]:
     module, _, name = reference.partition(":")
     sys.path += [folder for folder in FOLDERS if folder not in sys.path]  # last, so that nothing is hidden by them
     try:
-        found: Any = import_module(module)
+        with redirect_stdout(sys.stderr):  # what it prints is no result of ours
+            found: Any = import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise ConfigError(f"{setting}: expected {reference}, found {told(error)} on importing {module}") from error
         where = f"in {', '.join(FOLDERS)} or among the installed packages" if FOLDERS else "on sys.path"
         raise ConfigError(f"{setting}: expected {reference}, found no module {error.name} {where}") from None
-    except Exception as error:  # whatever the user's module does when it is imported
+    except (Exception, SystemExit) as error:  # whatever the user's module does when it is imported
         raise ConfigError(f"{setting}: expected {reference}, found {told(error)} on importing {module}") from error
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not part or not hasattr(found, part):
             hint = did_you_mean(part, [known for known in dir(found) if not known.startswith("_")])
             raise ConfigError(f"{setting}: expected {reference}, found no {part} in {module}{hint}")
         found = getattr(found, part)
@@ -78,10 +80,11 @@ def made(factory: Callable[..., Any], arguments: Mapping[str, Any], reference: s
     except ValueError:  # without a signature, as some classes of extensions are
         pass
     try:
-        return factory(**arguments)
+        with redirect_stdout(sys.stderr):
+            return factory(**arguments)
     except (DataError, ImportError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{setting}: expected {reference} to be made, found {told(error)}") from error
 
 

@@ -40,6 +40,17 @@ def keys_ending(last: str, known: Iterable[str]) -> list[str]:
     return [key for key in ends if key.count(".") == min(one.count(".") for one in ends)]
 
 
+def printable(text: str) -> str:
+    r"""A text of somebody else's, such as a file's name, as one line without control characters.
+
+    >>> printable("a\nb\x1b[2J"), printable("é ± 1")
+    ('a\\nb\\x1b[2J', 'é ± 1')
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
 def shape_text(shape: Sequence[int]) -> str:
     """``(64, 32)`` -> ``64×32``."""
     return "×".join(map(str, shape))

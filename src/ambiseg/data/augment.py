@@ -11,7 +11,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from ambiseg._util.errors import DataError
+from ambiseg._util.text import shape_text
 from ambiseg.settings import FORBID, SettingError
+
+_SCALE = 10.0  # times larger or smaller, at most
 
 
 @dataclass(frozen=True, config=FORBID)
@@ -35,19 +39,24 @@ class Augment:
         default=False, description="rotate by 0, 90, 180 or 270 degrees, equally likely; the window must be square"
     )
     rotate: float = Field(
-        default=0.0, ge=0, description="rotate by up to this many degrees in either direction, uniformly"
+        default=0.0, ge=0, le=360, description="rotate by up to this many degrees in either direction, uniformly"
     )
     scale: tuple[float, float] = Field(
         default=(1.0, 1.0),
-        description="magnify by a factor in this range, log-uniformly; 2 shows half as much at twice the size",
+        description="magnify by a factor in this range, log-uniformly; 2 shows half as much at twice the size (at "
+        "least 0.1 and at most 10)",
     )
     brightness: float = Field(
-        default=0.0, ge=0, description="add up to this much in either direction, in units of the network's input"
+        default=0.0,
+        ge=0,
+        le=1000,
+        description="add up to this much in either direction, in units of the network's input",
     )
-    contrast: float = Field(default=0.0, ge=0, description="multiply by exp(±contrast) about 0")
+    contrast: float = Field(default=0.0, ge=0, le=10, description="multiply by exp(±contrast) about 0")
     noise: float = Field(
         default=0.0,
         ge=0,
+        le=1000,
         description="add Gaussian noise whose standard deviation is drawn from [0, noise], one per image",
     )
 
@@ -55,6 +64,8 @@ class Augment:
         low, high = self.scale
         if not 0 < low <= high:
             raise SettingError("scale", f"expected 0 < smallest ≤ largest, found {low:g} and {high:g}")
+        if low < 1 / _SCALE or high > _SCALE:
+            raise SettingError("scale", f"expected from {1 / _SCALE:g} to {_SCALE:g}, found {low:g} and {high:g}")
 
     @property
     def warps(self) -> bool:
@@ -129,7 +140,9 @@ class Augment:
                 images, regions = where(chosen, images.flip(axis), regions.flip(axis))
         if self.quarter_turns:
             if images.shape[2] != images.shape[3]:
-                raise ValueError(f"augment: quarter turns need square windows, found {tuple(images.shape[2:])}")
+                raise DataError(
+                    f"data.augment.quarter_turns: expected square windows, found {shape_text(images.shape[2:])}"
+                )
             turns = torch.randint(4, (len(images),), generator=generator)
             for quarters in (1, 2):  # 3 quarters are 1 and 2
                 turned = images.rot90(quarters, (2, 3)), regions.rot90(quarters, (1, 2))

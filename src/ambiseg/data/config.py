@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, create_model, field_validator, model_validator
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.own import imported, is_reference, made, parameters, told
-from ambiseg._util.text import did_you_mean
+from ambiseg._util.text import did_you_mean, shape_text
 from ambiseg.data.augment import Augment
 from ambiseg.data.cache import USER
 from ambiseg.data.case import Case, Cases, Progress
@@ -28,7 +28,7 @@ from ambiseg.data.sets.street.cityscapes import Cityscapes
 from ambiseg.data.sets.street.flips import Flips
 from ambiseg.data.splits import EmptyPart, Split
 from ambiseg.data.store import Store
-from ambiseg.settings import Settings, inline
+from ambiseg.settings import SEED, SIDE, SettingError, Settings, Side, Text, shown, validate
 
 DATASETS: dict[str, type[Cases]] = {
     "nodules": Nodules,
@@ -42,7 +42,7 @@ DATASETS: dict[str, type[Cases]] = {
 
 NEEDS_ROOT = {"folder", "arrays", "store", "cityscapes", "camvid"}
 
-Size = int | tuple[int, int] | None
+Size = Side | tuple[Side, Side] | None
 
 
 def _cache(given: Any) -> Any:
@@ -56,27 +56,29 @@ class DataConfig(Settings):
     8
     """
 
-    name: str = Field(
+    name: Text = Field(
         default="nodules",
         examples=list(DATASETS),
         description=f"which data set: {', '.join(DATASETS)}, or module:Class of your own",
     )
-    root: str | None = Field(default=None, description="where the data are, unless they are part of the package")
+    root: Text | None = Field(default=None, description="where the data are, unless they are part of the package")
     options: dict[str, Any] = Field(
         default={},
         description="further arguments of the data set, such as {size: 128} for nodules; flips makes data with one "
         "class-id map per image ambiguous",
     )
-    extra: str | None = Field(
+    extra: Text | None = Field(
         default=None, description="a folder of another model's predictions that join the images as channels"
     )
-    split: str | None = Field(
+    split: Text | None = Field(
         default=None,
         description="declared (the owner's), hash (by patient), mose (as released with the paper, for LIDC) or the "
         "file of a saved split; null: declared where the data have one, else hash",
     )
-    fractions: dict[str, float] = Field(default=SHARES, description="shares of the patients, for split hash")
-    split_seed: int = Field(default=0, description="another seed, another split")
+    fractions: dict[str, float] = Field(
+        default=SHARES, max_length=100, description="shares of the patients, for split hash"
+    )
+    split_seed: int = Field(default=0, ge=0, le=SEED, description="another seed, another split")
     fold: str | None = Field(
         default=None,
         description="one fold of a cross-validation by patient, for split hash: 2/5 tests on the second of five folds, "
@@ -96,7 +98,7 @@ class DataConfig(Settings):
     outside: Outside = Field(
         default="reflect", description="beyond the border of an image that is smaller than the window: reflect or void"
     )
-    windows: int = Field(default=1, ge=1, description="training windows of every image per epoch")
+    windows: int = Field(default=1, ge=1, le=10_000, description="training windows of every image per epoch")
     focus: float = Field(
         default=0.0,
         ge=0,
@@ -113,39 +115,62 @@ class DataConfig(Settings):
     fraction: float = Field(
         default=1.0, gt=0, le=1, description="part of the training set to train on; a quarter is part of the half"
     )
-    batch_size: int = Field(default=16, ge=1, description="images per step and process")
+    batch_size: int = Field(default=16, ge=1, le=1 << 16, description="images per step and process")
     eval_batch_size: int = Field(
-        default=32, ge=1, description="most images at a time in validation and test; fewer where they are large"
+        default=32,
+        ge=1,
+        le=1 << 16,
+        description="most images at a time in validation and test; fewer where they are large",
     )
-    workers: int = Field(default=0, ge=0, description="processes that load; 0: load in the training process")
-    cache: Annotated[str | None, BeforeValidator(_cache)] = Field(
+    workers: int = Field(default=0, ge=0, le=256, description="processes that load; 0: load in the training process")
+    cache: Annotated[Text | None, BeforeValidator(_cache)] = Field(
         default=USER,
         description="where decoded data are kept: user (the user's cache folder), or the path of another folder; null: "
         "read the source every time",
     )
-    seed: int = Field(default=0, description="of the order, the windows, the augmentation and the annotations drawn")
+    seed: int = Field(
+        default=0, ge=0, le=SEED, description="of the order, the windows, the augmentation and the annotations drawn"
+    )
 
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in DATASETS and not is_reference(name):
             known = f"one of {', '.join(DATASETS)} or module:Class"
-            raise ValueError(f"expected {known}, found {name!r}{did_you_mean(name, DATASETS)}")
+            raise ValueError(f"expected {known}, found {shown(name)}{did_you_mean(name, DATASETS)}")
         return name
 
     @field_validator("fold")
     @classmethod
     def _a_fold(cls, fold: str | None) -> str | None:
-        if fold is not None:
-            parse_fold(fold)
+        try:
+            if fold is not None:
+                parse_fold(fold)
+        except DataError as error:
+            raise ValueError(str(error).removeprefix("fold: ")) from None
         return fold
 
-    @field_validator("size", "eval_size")
+    @field_validator("fractions")
     @classmethod
-    def _positive(cls, size: Size) -> Size:
-        if size is not None and min(size if isinstance(size, tuple) else (size,)) < 1:
-            raise ValueError(f"expected at least 1, found {inline(size)}")
-        return size
+    def _shares(cls, fractions: dict[str, float]) -> dict[str, float]:
+        """Each by itself: whether they sum to 1 depends on the parts that the data's owner declared."""
+        for name, share in fractions.items():
+            if not 0 < share <= 1:
+                raise ValueError(f"expected shares above 0 and at most 1, found {shown(name)}: {share:g}")
+        return fractions
+
+    @model_validator(mode="after")
+    def _windows_fit(self) -> DataConfig:
+        if self.size is None:
+            return self
+        height, width = self.size if isinstance(self.size, tuple) else (self.size, self.size)
+        if self.augment.quarter_turns and height != width:
+            found = f"{height}×{width}"
+            raise SettingError("size", f"expected a square, which data.augment.quarter_turns needs, found {found}")
+        if max(source := self.augment.source((height, width))) > 2 * SIDE:
+            found = f"{shape_text(source)} for a window of {height}×{width}"
+            raise SettingError("augment.scale", f"expected to need at most {2 * SIDE:,} pixels a side, found {found}")
+        return self
 
 
 def open_cases(config: DataConfig) -> Cases:
@@ -161,6 +186,8 @@ def open_cases(config: DataConfig) -> Cases:
         [*FolderSettings.model_fields] if dataset is Folder else [*inspect.signature(dataset).parameters][needs_root:]
     )
     options, flips = _options(config, known)
+    if dataset is not Folder:  # which checks its settings itself
+        options = _typed(dataset, options)
     cases = dataset(*([config.root] if needs_root else []), **options)  # type: ignore[call-arg]
     return cases if flips is None else Flips(cases, flips)
 
@@ -171,8 +198,20 @@ def _options(config: DataConfig, known: list[str] | None) -> tuple[dict[str, Any
     flips = None if known is None or "flips" in known else options.pop("flips", None)
     if known is not None and (unknown := [key for key in options if key not in known]):
         expected = f"some of {', '.join(known)}" if known else "no options"
-        raise DataError(f"data.options: expected {expected}, found {unknown[0]!r}{did_you_mean(unknown[0], known)}")
+        raise DataError(
+            f"data.options: expected {expected}, found {shown(unknown[0])}{did_you_mean(unknown[0], known)}"
+        )
     return options, flips
+
+
+def _typed(dataset: type[Cases], options: dict[str, Any]) -> dict[str, Any]:
+    """The options with the types that the data set's constructor declares, or one line that names the first without."""
+    hints = get_type_hints(dataset.__init__, include_extras=True)
+    loose = {"root", "flips", "return"}  # flips say themselves what is wrong
+    fields: Any = {name: (hint, None) for name, hint in hints.items() if name not in loose}
+    checked = {name: value for name, value in options.items() if name in fields}
+    found = validate(create_model(dataset.__name__, __base__=Settings, **fields), checked, prefix="data.options.")
+    return {**options, **{name: getattr(found, name) for name in checked}}
 
 
 def _own(config: DataConfig) -> Cases:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -10,10 +11,14 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from ambiseg.settings import FORBID, SettingError
+from ambiseg._util.errors import DataError
+from ambiseg.settings import FORBID, SettingError, shown
 
 _SAMPLE = 1 << 16  # pixels that percentiles of an image are taken from
-PerChannel = float | tuple[float, ...]  # one number for all channels, or one per channel
+_LARGEST = 1e30  # of raw values: float32, which networks compute in, has no numbers from 3.4e38 on
+_Value = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
+_Values = Annotated[tuple[_Value, ...], Field(min_length=1, max_length=1024)]
+PerChannel = _Value | _Values  # one number for all channels, or one per channel
 
 
 @dataclass(frozen=True, config=FORBID)
@@ -30,8 +35,8 @@ class Intensity:
     tensor([[[[-1.,  0.,  1.]]]])
     """
 
-    low: float | None = Field(default=None, description="smaller values become this; null: no lower limit")
-    high: float | None = Field(default=None, description="larger values become this; null: no upper limit")
+    low: _Value | None = Field(default=None, description="smaller values become this; null: no lower limit")
+    high: _Value | None = Field(default=None, description="larger values become this; null: no upper limit")
     mean: PerChannel = Field(default=0.0, description="subtracted; one number for all channels, or one per channel")
     std: PerChannel = Field(default=1.0, description="divided by; one number for all channels, or one per channel")
 
@@ -45,7 +50,7 @@ class Intensity:
         if self.low is not None and self.high is not None and not self.low < self.high:
             raise SettingError("low", f"expected low < high, found {self.low:g} and {self.high:g}")
         if not all(s > 0 for s in (self.std if isinstance(self.std, tuple) else (self.std,))):
-            raise SettingError("std", f"expected std > 0, found {self.std}")
+            raise SettingError("std", f"expected std > 0, found {shown(self.std)}")
 
     def __call__(self, images: Tensor, ranges: Tensor | None = None) -> Tensor:
         """``[B, C, *spatial]`` of any number type -> the same shape in float32.
@@ -78,7 +83,7 @@ class Intensity:
         if not isinstance(value, tuple):
             return value
         if len(value) != images.shape[1]:
-            raise ValueError(f"intensity: expected {images.shape[1]} values, one per channel, found {len(value)}")
+            raise DataError(f"intensity: expected {images.shape[1]} values, one per channel, found {len(value)}")
         return torch.tensor(value, device=images.device).view(1, -1, *[1] * (images.ndim - 2))
 
     @staticmethod

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset, DistributedSampler
 
@@ -20,7 +21,8 @@ from ambiseg.nn.windows import WHOLE
 from ambiseg.regions import RegionMasks, Regions
 
 Outside = Literal["reflect", "void"]
-AnnotationPolicy = Literal["all", "random", "once"] | int | None
+_MOST = 10**8  # windows of an epoch, whose order is kept in memory
+AnnotationPolicy = Literal["all", "random", "once"] | Annotated[int, Field(ge=0, lt=1 << 16)] | None
 """Annotations of a training image: all; one drawn for each batch; one drawn once for the whole training; the one of
 this number. ``None`` is all."""
 
@@ -105,6 +107,9 @@ class BatchSampler(DistributedSampler):
             raise ValueError(f"expected a batch size and windows per case of at least 1, found {found}")
         if not indices:
             raise DataError("expected at least one case to load, found none")
+        if shuffle and windows * len(indices) > _MOST:
+            found = f"{windows:,} of each of {len(indices):,} cases"
+            raise DataError(f"data.windows: expected at most {_MOST:,} windows in an epoch, found {found}")
         # DistributedSampler's own fields, so that Lightning recognises it, leaves it in place and calls set_epoch.
         super().__init__(indices, num_replicas=processes, rank=rank, shuffle=shuffle, seed=seed)  # type: ignore[arg-type]
         self.indices = list(indices)

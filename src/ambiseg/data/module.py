@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
+from ambiseg._util.errors import DataError
 from ambiseg.data.cache import open_cached
 from ambiseg.data.case import Case, Cases, Progress
 from ambiseg.data.config import DataConfig, Size, open_cases, open_split
@@ -110,7 +111,13 @@ class DataModule(LightningDataModule):
     @property
     def intensity(self) -> Intensity:
         """How raw values become the network's input: the configuration's, or what the data set recommends."""
-        return self._open().intensity if self.config.intensity is None else self.config.intensity
+        cases, given = self._open(), self.config.intensity
+        for key in ("mean", "std") if given is not None else ():
+            values = getattr(given, key)
+            if isinstance(values, tuple) and len(values) != cases.channels:
+                expected = f"one number or {cases.channels}, one per channel"
+                raise DataError(f"data.intensity.{key}: expected {expected}, found {len(values)}")
+        return cases.intensity if given is None else given
 
     def indices(self, part: str) -> list[int]:
         """Numbers of the cases of a part; of ``train`` only the fraction that is trained on."""

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from ambiseg._util.errors import DataError
+from ambiseg._util.text import some
 
 SHARES = {"train": 0.7, "val": 0.1, "test": 0.2}
+_NAME = r"[\w+=@][\w.+=@ -]{0,63}"  # of a part, which names files
 FEW = 50  # patients: below this number, shares that are met on average would leave parts empty
 
 
@@ -56,7 +58,10 @@ class Rule:
             parse_fold(self.fold)
         if not self.fractions and self.declared:
             return
-        found = ", ".join(f"{name} {share:g}" for name, share in self.fractions.items())
+        for name in self.fractions:
+            if not re.fullmatch(_NAME, name):
+                raise DataError(f"fractions: expected names of parts such as train, found {name[:40]!r}")
+        found = some([f"{name} {share:g}" for name, share in self.fractions.items()])
         if not self.fractions or not all(share > 0 for share in self.fractions.values()):
             raise DataError(f"fractions of a split must be positive, found {found or 'none'}")
         if not math.isclose(math.fsum(self.fractions.values()), 1, abs_tol=1e-6):
@@ -164,7 +169,7 @@ def parse_fold(fold: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", fold)
     k, n = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 1 <= k <= n or n < 2:
-        raise DataError(f"fold: expected K/N such as 2/5, the second of five folds, found {fold!r}")
+        raise DataError(f"fold: expected K/N such as 2/5, the second of five folds, found {fold[:40]!r}")
     return k, n
 
 

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from ambiseg.settings import SettingError, Settings
+from ambiseg.settings import EPOCHS, SettingError, Settings, shown
 
 
 class Schedule(Settings):
@@ -33,15 +33,15 @@ class Schedule(Settings):
         description="linear: from the first value to the last over ``epochs``; plateau: to the next value when the "
         "training loss has not improved for more than ``patience`` epochs",
     )
-    values: list[float] = Field(min_length=1, description="two for linear, any number for plateau")
-    epochs: int = Field(default=1, ge=1, description="how long linear takes")
-    warm_up: int = Field(default=0, ge=0, description="epochs at the first value before linear begins")
-    patience: int = Field(default=10, ge=0, description="epochs without improvement that plateau waits")
+    values: list[float] = Field(min_length=1, max_length=10_000, description="two for linear, any number for plateau")
+    epochs: int = Field(default=1, ge=1, le=EPOCHS, description="how long linear takes")
+    warm_up: int = Field(default=0, ge=0, le=EPOCHS, description="epochs at the first value before linear begins")
+    patience: int = Field(default=10, ge=0, le=EPOCHS, description="epochs without improvement that plateau waits")
 
     @model_validator(mode="after")
     def _two_ends(self) -> Schedule:
         if self.kind == "linear" and len(self.values) != 2:
-            raise SettingError("values", f"expected two values for linear, found {self.values}")
+            raise SettingError("values", f"expected two values for linear, found {shown(self.values)}")
         return self
 
     def start(self) -> Linear | Plateau:

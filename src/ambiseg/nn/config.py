@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
@@ -11,10 +11,12 @@ from ambiseg._util.text import did_you_mean
 from ambiseg.nn.deeplab import DeepLabV3Plus
 from ambiseg.nn.features import Backbone
 from ambiseg.nn.own import own_backbone, untrained
-from ambiseg.nn.unet import FULL, LIGHT, Scaled, UNet
-from ambiseg.settings import SettingError, Settings
+from ambiseg.nn.unet import FULL, LIGHT, Scaled, UNet, unet_weights
+from ambiseg.settings import SettingError, Settings, Text, shown
 
 BACKBONES = ("unet", "unet-light", "deeplabv3plus")
+_WEIGHTS = 2.5e8  # of a U-Net, at most: training them takes 4 GB
+_COARSEST = 1024  # pixels: an image is padded to a multiple of at most so many
 
 
 class BackboneConfig(Settings):
@@ -24,7 +26,7 @@ class BackboneConfig(Settings):
     4
     """
 
-    name: str = Field(
+    name: Text = Field(
         default="unet",
         examples=list(BACKBONES),
         description="unet (7 levels), unet-light (4 levels), deeplabv3plus, smp:ARCHITECTURE of "
@@ -33,10 +35,13 @@ class BackboneConfig(Settings):
     options: dict[str, Any] = Field(
         default={}, description="further arguments of an smp: or module:Class network, such as {width: 32}"
     )
-    channels: list[int] | None = Field(
-        default=None, description="features of each level of a U-Net; null: those of its name"
+    channels: list[Annotated[int, Field(ge=1, le=4096)]] | None = Field(
+        default=None,
+        min_length=2,
+        max_length=10,
+        description="features of each level of a U-Net, two to ten levels of 1 to 4,096; null: those of its name",
     )
-    convs: int = Field(default=3, ge=1, description="convolutions per level of a U-Net")
+    convs: int = Field(default=3, ge=1, le=32, description="convolutions per level of a U-Net")
     momentum: float = Field(
         default=0.01,
         gt=0,
@@ -44,22 +49,18 @@ class BackboneConfig(Settings):
         description="how fast batch statistics follow; 0.01 as published, 0.1 suits short runs",
     )
     scale: int = Field(
-        default=1, ge=1, description="work on images this many times coarser, for large ones; masks keep their size"
+        default=1,
+        ge=1,
+        le=64,
+        description="work on images this many times coarser, for large ones; masks keep their size",
     )
-
-    @field_validator("channels")
-    @classmethod
-    def _levels(cls, channels: list[int] | None) -> list[int] | None:
-        if channels is not None and (len(channels) < 2 or min(channels) < 1):
-            raise ValueError(f"expected two levels or more of at least 1, found {channels}")
-        return channels
 
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in BACKBONES and not is_reference(name):
             known = f"{', '.join(BACKBONES)}, smp:ARCHITECTURE or module:Class"
-            raise ValueError(f"expected {known}, found {name!r}{did_you_mean(name, BACKBONES)}")
+            raise ValueError(f"expected {known}, found {shown(name)}{did_you_mean(name, BACKBONES)}")
         return name
 
     @model_validator(mode="after")
@@ -67,8 +68,28 @@ class BackboneConfig(Settings):
         if self.name not in ("unet", "unet-light") and self.channels is not None:
             raise SettingError("channels", f"expected null with {self.name}, found levels of a U-Net")
         if self.name in BACKBONES and self.options:
-            raise SettingError("options", f"expected none with {self.name}, found {next(iter(self.options))!r}")
+            found = shown(next(iter(self.options)))
+            raise SettingError("options", f"expected none with {self.name}, found {found}")
+        if self.multiple > _COARSEST:
+            found = f"{self.multiple} for {len(self.levels)} levels at scale {self.scale}"
+            key = "channels" if self.scale == 1 else "scale"
+            raise SettingError(key, f"expected images to be padded to a multiple of at most {_COARSEST}, found {found}")
+        if (weights := unet_weights(self.levels, self.convs) if self.levels else 0) > _WEIGHTS:
+            found = f"{weights:.2g} in {shown(self.levels)} with {self.convs} convolutions each"
+            raise SettingError("channels", f"expected at most {_WEIGHTS:.2g} weights, found {found}")
         return self
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """Features of each level of a U-Net; none for other networks."""
+        if self.name not in ("unet", "unet-light"):
+            return ()
+        return tuple(self.channels or (LIGHT if self.name == "unet-light" else FULL))
+
+    @property
+    def multiple(self) -> int:
+        """What images are padded to, as far as the settings tell."""
+        return self.scale * 2 ** max(len(self.levels) - 1, 0)
 
     def build(self, in_channels: int, **levels: Any) -> Backbone:
         """The network with fresh weights. ``levels`` are further arguments of a U-Net."""
@@ -82,8 +103,7 @@ class BackboneConfig(Settings):
             return DeepLabV3Plus(in_channels)
         if is_reference(self.name):
             return own_backbone(self.name, in_channels, self.options)
-        channels = self.channels or (LIGHT if self.name == "unet-light" else FULL)
-        return UNet(in_channels, tuple(channels), convs=self.convs, momentum=self.momentum, **levels)
+        return UNet(in_channels, self.levels, convs=self.convs, momentum=self.momentum, **levels)
 
     def without_weights(self) -> BackboneConfig:
         """The same network, but no pretrained weights are fetched, because others are about to replace them."""

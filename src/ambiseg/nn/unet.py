@@ -129,6 +129,30 @@ class UNet(Backbone):
         return self.up[step](torch.cat([x, skip], 1))
 
 
+def unet_weights(channels: Sequence[int], convs: int, in_channels: int = 1) -> int:
+    """How many weights the convolutions of a U-Net have, without making one.
+
+    >>> unet = UNet(1, (4, 8, 16), convs=2)
+    >>> unet_weights((4, 8, 16), 2), sum(w.numel() for w in unet.parameters() if w.ndim == 4)
+    (6084, 6084)
+    """
+    blocks = [*zip([in_channels, *channels[:-1]], channels, strict=True)]
+    blocks += [(below + skip, skip) for below, skip in zip(channels[1:], channels[:-1], strict=True)]
+    return sum(9 * (first * out + (convs - 1) * out * out) for first, out in blocks)
+
+
+def unet_kept(channels: Sequence[int], convs: int) -> float:
+    """Numbers that a training step keeps for its way back, at least, per pixel of a padded image: of each convolution
+    its output, and what norm and ReLU make of it.
+
+    >>> unet_kept((4, 8), convs=1)
+    20.0
+    """
+    down = sum(width / 4**level for level, width in enumerate(channels))
+    up = sum(width / 4**level for level, width in enumerate(channels[:-1]))
+    return 2 * convs * (down + up)
+
+
 class Scaled(Backbone):
     """A backbone that works on images ``scale`` times coarser, whose features are brought back to the image's size.
 

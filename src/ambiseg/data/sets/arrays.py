@@ -16,7 +16,7 @@ from ambiseg.data.case import Case, Cases, byte_units, digest
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.files import file_state
 from ambiseg.data.sets.folder.settings import plain_names
-from ambiseg.settings import explain
+from ambiseg.settings import ClassCount, ClassNames, MaskValue, Text, explain
 
 
 class Arrays(Cases):
@@ -38,11 +38,11 @@ class Arrays(Cases):
     def __init__(
         self,
         root: str | os.PathLike[str],
-        classes: Sequence[str] | int = 2,
-        title: str | None = None,
+        classes: ClassCount | ClassNames = 2,
+        title: Text | None = None,
         intensity: Intensity | dict[str, Any] | None = None,
-        void: int | None = None,
-        units: str | None = None,
+        void: MaskValue | None = None,
+        units: Text | None = None,
     ) -> None:
         self._path = Path(root)
         arrays = _read(self._path)

@@ -21,6 +21,7 @@ from ambiseg.overlap import pairwise_iou
 from ambiseg.transport import optimal_plan
 
 _VERSION = "1"  # of the drawing: raise it when the same numbers give another picture
+_PIXELS_OF_MASKS = 1 << 28  # of a case, at most
 # Streams of random numbers: more readers must not change the picture.
 _SCENE, _PIXELS, _READERS, _BODY, _GROUND = range(5)
 
@@ -161,6 +162,10 @@ class Shapes(Cases):
         for name, (value, low, high) in limits.items():
             if not low <= value <= high:
                 raise DataError(f"shapes: {name} must be from {low} to {high}, found {value}")
+        masks = max(readers or 0, modes * (2 if classes > 2 else 1) * (2 * jitter + 1))
+        if masks * size**2 > _PIXELS_OF_MASKS:
+            found = f"{masks:,} masks of {size}×{size}"
+            raise DataError(f"shapes: a case must have at most {_PIXELS_OF_MASKS:,} pixels of masks, found {found}")
         self.size, self.modes, self.readers, self.jitter, self.noise = size, modes, readers, jitter, float(noise)
         self.per_patient, self.seed = per_patient, seed
         self.title = "shapes"

@@ -9,11 +9,13 @@ from pydantic import Field, model_validator
 from ambiseg.methods.base import MethodConfig
 from ambiseg.methods.facts import Choice, Facts
 from ambiseg.methods.schedules import Schedule, Scheduled, values_of
-from ambiseg.settings import SettingError
+from ambiseg.settings import SAMPLES, SettingError, shown
 from ambiseg.transport import Solver
 
 _FEWEST, _MOST = 2, 40  # experts that are planned: two annotators may differ in ways that none of them shows alone
 _IMAGES = 10  # of training, per expert that is planned
+_DRAWS = 1 << 13  # samples of all experts together in a training step, at most
+_LARGEST_WEIGHT = 1e6  # of a class
 _BY_IOU = 4  # classes up to which masks are compared by overlap
 _RANGES = {"capacity": (0.0, 1.0), "group_threshold": (0.0, 1.0), "annealing": (0.0, 1.0)}
 
@@ -22,14 +24,18 @@ class MoSEConfig(MethodConfig):
     """MoSE, the mixture of stochastic experts."""
 
     method: Literal["mose"] = Field(default="mose", description="mose, or another key of ``ambiseg.METHODS``")
-    experts: int = Field(default=4, ge=1, description="K, the number of experts")
-    samples: int | Schedule = Field(default=4, description="S, samples of each expert in training")
-    latent: int = Field(default=1, ge=1, description="L, the dimension of an expert's Gaussian")
+    experts: int = Field(default=4, ge=1, le=SAMPLES, description="K, the number of experts")
+    samples: int | Schedule = Field(
+        default=4, description=f"S, samples of each expert in training; of all experts at most {_DRAWS:,}"
+    )
+    latent: int = Field(default=1, ge=1, le=1024, description="L, the dimension of an expert's Gaussian")
     cost: Literal["iou", "ce"] = Field(default="iou", description="of a pair of masks: iou or ce")
     class_weights: list[float] | None = Field(
-        default=None, description="of pixels by their class, one per class, for cost ce; null: equal"
+        default=None,
+        max_length=1 << 16,
+        description="of pixels by their class, one per class, for cost ce; null: equal",
     )
-    beta: float = Field(default=1.0, ge=0, description="β, the weight of the KL term")
+    beta: float = Field(default=1.0, ge=0, le=1e6, description="β, the weight of the KL term")
     capacity: Scheduled = Field(
         default=1.0,
         description="γ, how much annotation mass one sample may explain; 1: no limit, small values spread experts",
@@ -67,8 +73,8 @@ class MoSEConfig(MethodConfig):
         default="paper",
         description="paper: three 1×1 convolutions; released: as in the authors' checkpoints, with batch norm",
     )
-    hidden: int = Field(default=32, ge=1, description="features of the head")
-    scale_bias: float = Field(default=1.0, description="where the scale of the noise starts")
+    hidden: int = Field(default=32, ge=1, le=4096, description="features of the head")
+    scale_bias: float = Field(default=1.0, ge=-1e6, le=1e6, description="where the scale of the noise starts")
     objective: Literal["transport", "all-pairs"] = Field(
         default="transport", description="transport, or all-pairs: the mean cost of all pairs (the paper's ablation)"
     )
@@ -76,7 +82,7 @@ class MoSEConfig(MethodConfig):
         default="weighted",
         description="weighted: samples of every expert; gumbel: straight-through draws from the mixture",
     )
-    temperature: float = Field(default=1.0, gt=0, description="of the Gumbel-softmax")
+    temperature: float = Field(default=1.0, gt=0, le=1e6, description="of the Gumbel-softmax")
 
     @classmethod
     def planned(cls, facts: Facts, epochs: int) -> dict[str, Choice]:
@@ -106,20 +112,33 @@ class MoSEConfig(MethodConfig):
             plan["class_weights"] = Choice(weights, "√(share of the middle class / own share), from 1/2 to 8")
         return plan
 
+    def _check_weights(self, weights: list[float]) -> None:
+        if len(weights) != self.experts or min(weights, default=0) < 0 or abs(sum(weights) - 1) > 1e-4:
+            expected = f"{self.experts} weights, one per expert, that are not negative and sum to 1"
+            raise SettingError("expert_weights", f"expected {expected}, found {shown(weights)}")
+
     @model_validator(mode="after")
     def _fit_together(self) -> MoSEConfig:
         for name, (low, high) in _RANGES.items():
             values = values_of(getattr(self, name))
             if not all(low <= value <= high for value in values):
-                raise SettingError(name, f"expected values from {low:g} to {high:g}, found {values}")
+                raise SettingError(name, f"expected values from {low:g} to {high:g}, found {shown(values)}")
         counts = values_of(self.samples)
         if min(counts) < 1:
-            raise SettingError("samples", f"expected at least 1, found {min(counts):g}")
+            raise SettingError("samples", f"expected at least 1, found {shown(min(counts))}")
+        if self.experts * max(counts) > _DRAWS:
+            found = f"{shown(max(counts))} of {self.experts} experts"
+            raise SettingError("samples", f"expected at most {_DRAWS:,} of all experts together, found {found}")
         fewest = self.experts * round(min(counts))
         if (smallest := min(values_of(self.capacity))) * fewest < 1 - 1e-6:
             found = f"{smallest:g} with {fewest} samples"
             raise SettingError("capacity", f"expected at least 1/{fewest}, so that all annotations fit, found {found}")
         if self.class_weights is not None and (self.cost != "ce" or not min(self.class_weights, default=0) > 0):
-            found = f"{self.class_weights} with cost {self.cost}"
+            found = f"{shown(self.class_weights)} with cost {self.cost}"
             raise SettingError("class_weights", f"expected positive numbers and cost ce, found {found}")
+        if max(self.class_weights or [1.0]) > _LARGEST_WEIGHT:
+            found = shown(max(self.class_weights or ()))
+            raise SettingError("class_weights", f"expected numbers of at most {_LARGEST_WEIGHT:g}, found {found}")
+        if isinstance(self.expert_weights, list):
+            self._check_weights(self.expert_weights)
         return self

@@ -17,6 +17,7 @@ from ambiseg.data.sets.files import file_state, paired_files
 from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.street.flips import Flips, FlipTable
 from ambiseg.data.sets.street.labelled import ClassIds, LabelledImage, LabelledImages
+from ambiseg.settings import Sides
 
 CLASSES = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
 VOID = len(CLASSES)
@@ -46,9 +47,7 @@ class CamVid(Flips):
         flips: {class: (new class, probability)} instead of the five of the paper.
     """
 
-    def __init__(
-        self, root: str | os.PathLike[str], size: Sequence[int] | None = None, flips: FlipTable | None = None
-    ) -> None:
+    def __init__(self, root: str | os.PathLike[str], size: Sides | None = None, flips: FlipTable | None = None) -> None:
         path = Path(root)
         annotated = [part for part in _PARTS if (path / part).is_dir() and (path / f"{part}annot").is_dir()]
         cases: Cases

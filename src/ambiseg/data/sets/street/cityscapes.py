@@ -12,6 +12,7 @@ from ambiseg._util.errors import DataError
 from ambiseg.data.sets.files import paired_files
 from ambiseg.data.sets.street.flips import Flips, FlipTable
 from ambiseg.data.sets.street.labelled import ClassIds, LabelledImage, LabelledImages
+from ambiseg.settings import Sides, Text
 
 CLASSES = (
     *("road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign", "vegetation"),
@@ -60,8 +61,8 @@ class Cityscapes(Flips):
     def __init__(
         self,
         root: str | os.PathLike[str],
-        size: Sequence[int] = (256, 512),
-        extra: str | os.PathLike[str] | None = None,
+        size: Sides = (256, 512),
+        extra: Text | os.PathLike[str] | None = None,
         extra_ids: Literal["train", "label"] = "train",
         flips: FlipTable | None = None,
         missing: Literal["error", "skip"] = "error",
