@@ -206,7 +206,8 @@ class Lock:
     def __enter__(self) -> Lock:
         path = self.folder / LOCK
         while self._descriptor < 0:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+            with _named(self.folder, os.fspath(self.folder)):
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
             try:
                 _flock(descriptor)
             except BlockingIOError:
@@ -225,8 +226,9 @@ class Lock:
                 _held.add(descriptor)
             else:
                 os.close(descriptor)
-        os.ftruncate(self._descriptor, 0)
-        os.write(self._descriptor, f"{self.doing} by process {os.getpid()}\n".encode())
+        with suppress(OSError):  # a full disk: the other process is not told who has it
+            os.ftruncate(self._descriptor, 0)
+            os.write(self._descriptor, f"{self.doing} by process {os.getpid()}\n".encode())
         sweep(self.folder)
         return self
 
