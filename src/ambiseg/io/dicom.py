@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,24 @@ import numpy as np
 from ambiseg._util.text import shape_text, some
 from ambiseg.io.errors import FileError, Problem
 from ambiseg.io.formats import format_of
-from ambiseg.io.source import ReadOptions, Source, guard
+from ambiseg.io.source import Frugal, ReadOptions, Source, WholeRead, decoding_at_most, guard, judge
 
 _LPS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM counts millimetres to the left and back, NIfTI to the right and front
+_TAGS: list[Any] = [  # all that is read of a header
+    *("SpecificCharacterSet", "Modality", "SeriesInstanceUID", "InstanceNumber", "Rows", "Columns", "NumberOfFrames"),
+    *("SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated", "BitsStored", "PixelRepresentation"),
+    *("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "SliceThickness"),
+    *("RescaleSlope", "RescaleIntercept", "SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
+    *(f"{colour}PaletteColorLookupTableDescriptor" for colour in ("Red", "Green", "Blue")),
+    *(
+        f"{form}{colour}PaletteColorLookupTableData"
+        for form in ("", "Segmented")
+        for colour in ("Red", "Green", "Blue")
+    ),
+]
+_HEADER = 16 << 20  # bytes of a header that may be read; what is not asked for is skipped
+_FRAMES = 16_384  # the header is read again for each
+_BAND = 1 << 22  # pixels that are rescaled at a time
 _DECODE = "pip install pylibjpeg[all], or decompress the files, for example with `dcmdjpeg` or `gdcmconv --raw`"
 
 
@@ -23,7 +40,7 @@ def open_dicom(path: Path, options: ReadOptions) -> Source:
         paths = sorted(p for p in path.iterdir() if not p.name.startswith(".") and format_of(p) == "DICOM")
         if not paths:
             raise FileError.of("E204", path, "expected the DICOM files of one series, found none in this folder")
-    headers, notes = [_header(file) for file in paths], ()
+    headers, notes = [_header(file, options) for file in paths], ()
     if series := len(headers) > 1:
         headers, notes = _sorted(path, headers)
     first, size = headers[0], _size(headers[0])
@@ -34,15 +51,18 @@ def open_dicom(path: Path, options: ReadOptions) -> Source:
         if _size(header) != size:
             expected = f"expected {shape_text(size)} as {_name(first)} of its series"
             raise FileError.of("E204", header.filename, f"{expected}, found {shape_text(_size(header))}")
+        if _channels(header, options) != _channels(first, options):
+            expected = f"expected {_channels(first, options)} channels as {_name(first)} of its series"
+            raise FileError.of("E204", header.filename, f"{expected}, found {_channels(header, options)}")
     dtype = np.result_type(*(_dtype(header, options) for header in headers))
-    channels = 3 if int(first.SamplesPerPixel) == 3 or _has_palette(first, options) else 1
+    channels, slices = _channels(first, options), len(headers) if series else _frames(first)
+    judge(path, size, slices, channels, dtype)
 
     def read(k: int) -> np.ndarray:
         header, frame = (headers[k], 0) if series else (first, k)
         with guard(Path(header.filename)):  # of a series, the slice that is damaged
-            return np.ascontiguousarray(_pixels(header, frame, options).astype(dtype, copy=False))
+            return np.ascontiguousarray(_pixels(header, frame, options, dtype))
 
-    slices = len(headers) if series else _frames(first)
     scaled = first.get("RescaleIntercept") is not None or _scale(first, 0) != (1.0, 0.0)
     units = "HU" if first.get("Modality") == "CT" and channels == 1 and scaled else ""
     return Source(path, "DICOM", slices, size, channels, dtype, read, _affine(headers), notes, units=units)
@@ -60,28 +80,71 @@ def _size(header: Any) -> tuple[int, int]:
     return int(header.Rows), int(header.Columns)
 
 
+def _channels(header: Any, options: ReadOptions) -> int:
+    return 3 if int(header.SamplesPerPixel) == 3 or _has_palette(header, options) else 1
+
+
 def _has_palette(header: Any, options: ReadOptions) -> bool:
     return header.PhotometricInterpretation == "PALETTE COLOR" and options.applies_palette
 
 
-def _header(file: Path) -> Any:
+def _header(file: Path, options: ReadOptions) -> Any:
     from pydicom import dcmread
     from pydicom.errors import InvalidDicomError
 
     with guard(file):  # of a series, the slice that is damaged
         try:
-            header = dcmread(file, stop_before_pixels=True)
+            with Frugal(file, _HEADER) as content:
+                header: Any = dcmread(content, stop_before_pixels=True, specific_tags=_TAGS)
         except InvalidDicomError:
             raise ValueError("no DICOM header") from None
+        except WholeRead:  # pydicom inflates such a file at once, whatever it becomes, and does not decode it
+            found = "expected a DICOM that can be decoded, found a deflated one"
+            raise FileError.of("E202", file, found, _DECODE) from None
+        header.filename = str(file)
         if "Rows" not in header and "Modality" not in header:
             raise ValueError("its header ends before the image")
-    modality = str(header.get("Modality", "DICOM"))
-    if modality in ("SEG", "RTSTRUCT"):
-        fix = "export it as NIfTI, or as one label map per reader"
-        raise FileError.of("E105", file, f"expected an image or a label map, found a DICOM {modality} object", fix)
-    if "Rows" not in header or "Columns" not in header:
-        raise FileError.of("E204", file, f"expected an image, found {modality} without pixels")
+        modality = str(header.get("Modality", "DICOM"))
+        if modality in ("SEG", "RTSTRUCT"):
+            fix = "export it as NIfTI, or as one label map per reader"
+            raise FileError.of("E105", file, f"expected an image or a label map, found a DICOM {modality} object", fix)
+        if "Rows" not in header or "Columns" not in header:
+            raise FileError.of("E204", file, f"expected an image, found {modality} without pixels")
+        _judge(file, header, options)
     return header
+
+
+def _judge(file: Path, header: Any, options: ReadOptions) -> None:
+    """Everything that is used later is there and makes sense."""
+
+    def number(name: str, known: Sequence[int], default: int | None = None) -> int:
+        value = header.get(name, default)
+        value = default if value in (None, "") else value
+        if value is None or isinstance(value, list) or int(value) != value or int(value) not in known:
+            expected = f"{known[0]} to {known[-1]}" if isinstance(known, range) else f"{some(known)}"
+            raise FileError.of("E201", file, f"expected DICOM with {name} of {expected}, found {str(value)[:40]!r}")
+        return int(value)
+
+    size = number("Rows", range(1, 1 << 16)), number("Columns", range(1, 1 << 16))
+    frames, samples = number("NumberOfFrames", range(1, 1 << 31), 1), number("SamplesPerPixel", (1, 3))
+    bits = number("BitsAllocated", (1, 8, 16, 32, 64))
+    number("BitsStored", range(1, bits + 1), bits)
+    number("PixelRepresentation", (0, 1), 0)
+    if not isinstance(header.get("PhotometricInterpretation"), str):
+        raise FileError.of("E201", file, "expected DICOM with PhotometricInterpretation, found none")
+    judge(file, size, frames, _channels(header, options), np.dtype(f"u{max(bits // 8, 1)}"))
+    if frames > _FRAMES:
+        raise FileError.of("E210", file, f"expected at most {_FRAMES:,} frames, found {frames:,}")
+    meta = getattr(header, "file_meta", {})
+    syntax = meta.get("TransferSyntaxUID")
+    needed = size[0] * size[1] * frames * samples * bits // 8
+    halves = header.PhotometricInterpretation == "YBR_FULL_422"
+    if (syntax is None or not syntax.is_encapsulated) and needed // (1 + halves) > file.stat().st_size:
+        found = f"found {file.stat().st_size:,}: the file ends too early"
+        raise FileError.of("E201", file, f"expected DICOM of more than {needed:,} bytes, {found}")
+    for frame in range(frames):
+        if not all(map(math.isfinite, scale := _scale(header, frame))):
+            raise FileError.of("E201", file, f"expected slope and intercept of finite numbers, found {scale}")
 
 
 def _sorted(folder: Path, headers: list[Any]) -> tuple[list[Any], tuple[Problem, ...]]:
@@ -99,6 +162,8 @@ def _sorted(folder: Path, headers: list[Any]) -> tuple[list[Any], tuple[Problem,
     else:
         file = next(h.filename for h in headers if h.get("InstanceNumber") is None)
         raise FileError.of("E204", file, "expected a position or an instance number to sort by, found neither")
+    if not np.isfinite(places).all():
+        raise FileError.of("E204", folder, "expected positions of finite numbers, found others")
     order = np.argsort(places, kind="stable")
     headers, steps = [headers[i] for i in order], np.diff(places[order])
     if steps[k := int(steps.argmin())] < 1e-4:
@@ -127,6 +192,8 @@ def _affine(headers: list[Any]) -> np.ndarray | None:
         step = (np.array(last.ImagePositionPatient, float) - origin) / (len(headers) - 1)
     affine = np.eye(4)
     affine[:3] = np.stack([step, down * between_rows, across * between_columns, origin], 1)
+    if not np.isfinite(affine).all():
+        raise FileError.of("E201", first.filename, f"expected positions of finite numbers, found {affine.tolist()}")
     return _LPS @ affine
 
 
@@ -154,30 +221,40 @@ def _dtype(header: Any, options: ReadOptions) -> np.dtype:
     stored = int(header.get("BitsStored", bits))
     low = -(1 << stored - 1) if signed else 0
     values = [int(slope) * end + int(shift) for slope, shift in scales for end in (low, low + (1 << stored) - 1)]
-    return np.dtype(np.int16) if min(values) >= -32768 and max(values) <= 32767 else np.dtype(np.int32)
+    types = [np.iinfo(np.int16), np.iinfo(np.int32)]
+    return next((one.dtype for one in types if one.min <= min(values) <= max(values) <= one.max), np.dtype(np.float32))
 
 
-def _pixels(header: Any, frame: int, options: ReadOptions) -> np.ndarray:
+def _pixels(header: Any, frame: int, options: ReadOptions, dtype: np.dtype) -> np.ndarray:
     """``[C, H, W]`` of one frame: modality units for an image, numbers as stored for a mask."""
     from pydicom.pixels.processing import apply_color_lut
     from pydicom.pixels.utils import pixel_array
 
     try:
-        pixels = pixel_array(header.filename, index=frame if _frames(header) > 1 else None)
+        with decoding_at_most(math.prod(_size(header))):
+            pixels = pixel_array(header.filename, index=frame if _frames(header) > 1 else None)
     except RuntimeError as error:
         if not isinstance(error, NotImplementedError) and "plugin" not in str(error):
             raise
         message = f"expected a DICOM that can be decoded, found {header.file_meta.TransferSyntaxUID.name}"
         raise FileError.of("E202", header.filename, message, _DECODE) from None
+    if pixels.shape != (wanted := (*_size(header), *((3,) if int(header.SamplesPerPixel) == 3 else ()))):
+        raise ValueError(f"pixels of {shape_text(pixels.shape)} where the header says {shape_text(wanted)}")
     if _has_palette(header, options):
         colours = apply_color_lut(pixels, header)[..., :3]
-        return np.moveaxis(colours >> 8 if colours.dtype.itemsize > 1 else colours, -1, 0)
+        return np.moveaxis((colours >> 8 if colours.dtype.itemsize > 1 else colours).astype(dtype, copy=False), -1, 0)
     if pixels.ndim == 3:
-        return np.moveaxis(pixels, -1, 0)
+        return np.moveaxis(pixels, -1, 0).astype(dtype, copy=False)
     slope, shift = _scale(header, frame)
-    if not options.mask and (slope, shift) != (1.0, 0.0):
-        pixels = pixels.astype(np.float64) * slope + shift
-    elif not options.mask and header.PhotometricInterpretation == "MONOCHROME1":  # 0 is white: invert
-        top = -1 if header.get("PixelRepresentation", 0) else (1 << int(header.get("BitsStored", 16))) - 1
-        pixels = (top - pixels.astype(np.int64)).astype(pixels.dtype)
-    return pixels[None]
+    scaled = not options.mask and (slope, shift) != (1.0, 0.0)
+    inverted = not options.mask and not scaled and header.PhotometricInterpretation == "MONOCHROME1"  # 0 is white
+    if not scaled and not inverted:
+        return pixels[None].astype(dtype, copy=False)
+    top = -1 if header.get("PixelRepresentation", 0) else (1 << int(header.get("BitsStored") or 16)) - 1
+    found, rows = np.empty((1, *pixels.shape), dtype), max(_BAND // pixels.shape[1], 1)
+    for band in (slice(k, k + rows) for k in range(0, len(pixels), rows)):  # in eight bytes per pixel
+        if scaled:
+            found[0, band] = pixels[band].astype(np.float64) * slope + shift
+        else:
+            found[0, band] = (top - pixels[band].astype(np.int64)).astype(pixels.dtype)
+    return found

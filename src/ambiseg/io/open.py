@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ambiseg._util.text import shape_text
 from ambiseg.io.arrays import open_array
 from ambiseg.io.dicom import open_dicom
 from ambiseg.io.errors import FileError
@@ -35,6 +36,7 @@ def open_source(path: Path, options: ReadOptions | None = None) -> Source:
     >>> source.form, source.dtype, source.read(0).shape
     ('4×6', dtype('int16'), (1, 4, 6))
     """
+    options = options or ReadOptions()
     with guard(path):
         kind = "DICOM" if path.is_dir() else format_of(path)
         if kind is None:
@@ -47,10 +49,15 @@ def open_source(path: Path, options: ReadOptions | None = None) -> Source:
             raise FileError.of("E106", path, "expected a file, found none")
         if not (path.is_file() or path.is_dir()):  # reading from a pipe would block
             raise FileError.of("E201", path, "expected a file, found a pipe or a device", "remove it")
-        source = OPENERS.get(kind, open_picture)(path, options or ReadOptions())
+        source = OPENERS.get(kind, open_picture)(path, options)
 
     def read(k: int) -> np.ndarray:
         with guard(path):
-            return source.read(k)
+            pixels = source.read(k)
+            kind = pixels.dtype.kind in "buif" if options.mask else pixels.dtype == source.dtype
+            if not kind or pixels.shape != (source.channels, *source.size):  # which others rely on
+                claimed = f"{shape_text((source.channels, *source.size))} of {source.dtype}"
+                raise ValueError(f"{shape_text(pixels.shape)} of {pixels.dtype} where the header says {claimed}")
+            return pixels
 
     return replace(source, read=cache(read) if source.slices == 1 else read)

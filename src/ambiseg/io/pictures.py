@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 from ambiseg._util import limits
 from ambiseg._util.text import count
 from ambiseg.io.errors import FileError
-from ambiseg.io.source import Frugal, ReadOptions, Source, judge
+from ambiseg.io.source import Frugal, ReadOptions, Source, decoding_at_most, judge
 
 _FORMATS = ("PNG", "JPEG", "BMP", "PPM", "GIF")  # no other decoder of Pillow's is run, whatever a file holds
 _METADATA = 16 << 20  # bytes of a file that may be anything but pixels: profiles, comments, previews
@@ -30,7 +29,7 @@ def open_picture(path: Path, options: ReadOptions) -> Source:
     """One picture, decoded at once: orientation, palette and alpha decide its size and channels."""
     from PIL import Image
 
-    with Frugal(path, _METADATA) as content, pillow_limited():
+    with Frugal(path, _METADATA) as content, decoding_at_most(limits.max_pixels()):
         _judge_start(path, content)
         try:
             image = Image.open(content, formats=_FORMATS)
@@ -61,19 +60,6 @@ def open_picture(path: Path, options: ReadOptions) -> Source:
 
 
 # -- before Pillow -----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def pillow_limited() -> Iterator[None]:
-    """Pillow's own limit is ours: its decoders allocate some pictures before their size is known here."""
-    from PIL import Image
-
-    before = Image.MAX_IMAGE_PIXELS
-    Image.MAX_IMAGE_PIXELS = max(limits.max_pixels() // 2, 1)  # twice as many are an error, more than these a warning
-    try:
-        yield
-    finally:
-        Image.MAX_IMAGE_PIXELS = before
 
 
 def _judge_start(path: Path, content: Frugal) -> None:

@@ -118,6 +118,23 @@ def judge(
     return size
 
 
+@contextmanager
+def decoding_at_most(pixels: int) -> Iterator[None]:
+    """Pillow's own limit for a while: its decoders allocate some pictures before their size is known outside."""
+    from PIL import Image
+
+    before = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = max(pixels // 2, 1)  # more are a warning, twice as many an error
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+
+
+class WholeRead(ValueError):
+    """Somebody wanted all of a :class:`Frugal` file at once."""
+
+
 class Frugal(io.BufferedReader):
     """A file of which only so many bytes may be read: headers that go on for ever end here, seeking is free.
 
@@ -135,8 +152,9 @@ class Frugal(io.BufferedReader):
         self._allowed = self._left = allowance
 
     def read(self, size: int | None = -1, /) -> bytes:
-        wanted = self._left + 1 if size is None or size < 0 else min(size, self._left + 1)
-        content = super().read(wanted)
+        if size is None or size < 0:
+            raise WholeRead("a file that must be read as a whole")
+        content = super().read(min(size, self._left + 1))
         self._left -= len(content)
         if self._left < 0:
             raise ValueError(f"more than {self._allowed:,} bytes where fewer are enough")

@@ -14,8 +14,8 @@ import numpy as np
 from ambiseg._util import limits
 from ambiseg._util.text import shape_text
 from ambiseg.io.errors import FileError
-from ambiseg.io.pictures import as_shown, pillow_limited, without_alpha
-from ambiseg.io.source import ReadOptions, Source, judge
+from ambiseg.io.pictures import as_shown, without_alpha
+from ambiseg.io.source import ReadOptions, Source, decoding_at_most, judge
 
 _PAGES = 16_384
 _SEGMENTS = 1 << 20  # strips and tiles of all pages: 16² pixels each make 16384²
@@ -215,7 +215,7 @@ def _decode_with_pillow(path: Path, shape: tuple[int, ...], dtype: np.dtype, com
     """For compressions such as LZW, which tifffile decodes by another package; Pillow has no 16-bit colour."""
     from PIL import Image
 
-    with pillow_limited(), Image.open(path, formats=("TIFF",)) as image:
+    with decoding_at_most(limits.max_pixels()), Image.open(path, formats=("TIFF",)) as image:
         first = np.asarray(image)
         pages = math.prod(shape) // max(first.size, 1)
         if first.dtype != dtype or pages * first.size != math.prod(shape) or pages != getattr(image, "n_frames", 1):
