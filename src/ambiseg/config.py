@@ -36,6 +36,7 @@ from ambiseg.settings import (
     takes_text,
     validate,
 )
+from ambiseg.trainer_settings import TrainerConfig
 
 
 class OptimizerConfig(Settings):
@@ -61,32 +62,6 @@ class OptimizerConfig(Settings):
         lt=1,
         description="keep an exponential average of the weights with this memory (0.998 remembers some 500 steps), and "
         "validate and save that one; 0: off",
-    )
-
-
-class TrainerConfig(Settings):
-    """How long, and on what."""
-
-    epochs: int = Field(default=30, ge=1, le=EPOCHS, description="passes through the training set")
-    accelerator: Text = Field(default="auto", description="auto, cpu, gpu, mps and others that Lightning knows")
-    devices: int | str = Field(default=1, description='how many devices, or which: 2, "0,3", auto')
-    num_nodes: int = Field(default=1, ge=1, le=10_000, description="machines")
-    strategy: Text = Field(default="auto", description="auto, ddp and others that Lightning knows")
-    precision: Text = Field(
-        default="auto",
-        description="auto: bf16-mixed on devices that have instructions for it, 32-true on others; or one of these, "
-        "16-mixed and others that Lightning knows",
-    )
-    accumulate: int = Field(default=1, ge=1, le=10**6, description="batches whose gradients are added before a step")
-    channels_last: bool = Field(
-        default=True,
-        description="keep the features of a pixel side by side in memory: faster on CPUs and in mixed precision",
-    )
-    threads: int | None = Field(default=None, ge=1, le=1024, description="CPU threads of PyTorch; null: its own choice")
-    check_every: int = Field(default=1, ge=1, le=EPOCHS, description="epochs from one validation to the next")
-    tensorboard: bool = Field(default=False, description="also write TensorBoard logs; needs the package tensorboard")
-    deterministic: bool = Field(
-        default=False, description="only algorithms that repeat to the last bit, where a device has a choice"
     )
 
 

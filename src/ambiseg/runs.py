@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import platform
+import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
@@ -31,11 +32,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, model_validator
 from torch import Tensor
 
 from ambiseg import config as configuration
+from ambiseg import history as metrics
 from ambiseg._util.errors import ConfigError
-from ambiseg._util.files import atomic_write, write_text
+from ambiseg._util.files import Lock, atomic_folder, contents, made, write_text
+from ambiseg._util.watch import ProcessLost
 from ambiseg.config import Config
 from ambiseg.data.case import Cases, Extra, Reading
 from ambiseg.data.intensity import Intensity
@@ -43,9 +47,12 @@ from ambiseg.data.splits import Split
 from ambiseg.data.values import Values
 from ambiseg.methods import Method, Predictive, method_named
 from ambiseg.settings import read_json
+from ambiseg.weights import read_weights
 
 _FORMAT = "ambiseg.Run/1"
+_BEGUN = ("run.json", "split.json", "config.yaml")  # what is there before the first epoch is finished
 Which = Literal["best", "last"]
+_MOST = 1 << 16  # channels or classes
 SHIPPED = "demo"  # the model that comes with the package
 
 
@@ -88,6 +95,10 @@ class Card:
         size: tuple[int, int] | None = None,
     ) -> Card:
         """The card of a model that is trained on ``cases``; ``values`` and ``size`` as in the attributes."""
+        for given in (intensity.mean, intensity.std):
+            if isinstance(given, tuple) and len(given) != cases.channels:
+                wanted = f"expected {cases.channels} values, one per channel"
+                raise ConfigError(f"data.intensity: {wanted}, found {len(given)}")
         about = tuple(cases.classes), tuple(cases.evaluated), cases.channels, intensity, cases.title
         return Card(*about, method.stratum, cases.units, values, size, cases.reading, cases.extra)
 
@@ -128,12 +139,6 @@ class TrainedModel:
         return next(self.method.parameters()).device
 
 
-def best_row(history: Sequence[Mapping[str, float]]) -> Mapping[str, float] | None:
-    """The epoch whose weights are the best, the first with the smallest validation GED; ``None`` if none has any."""
-    scored = [row for row in history if math.isfinite(row.get("val_ged", math.nan))]
-    return min(scored, key=lambda row: row["val_ged"], default=None)
-
-
 def build_model(config: Config, channels: int, classes: int) -> Method:
     """The network that a configuration describes, with fresh weights from PyTorch's global generator."""
     try:
@@ -144,12 +149,38 @@ def build_model(config: Config, channels: int, classes: int) -> Method:
         raise ConfigError(f"model: {error}") from None
 
 
-@dataclass(frozen=True)
-class _Record:
-    """What ``run.json`` must hold; it may hold more."""
+class _Record(BaseModel):
+    """What ``run.json`` holds, as far as anything reads it; it may hold more."""
+
+    model_config = ConfigDict(extra="allow")
 
     format: str
     data: Card
+    command: list[str] = []
+    started: str = ""
+    seed: int = 0
+    precision: str = ""
+    warnings: list[str] = []
+    reasons: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _fits(self) -> _Record:
+        """Numbers of channels and classes decide how large a network is, and others index by them."""
+        card = self.data
+        raw = card.channels - (card.extra.classes if card.extra else 0)
+        shown = [len(rows) for rows in vars(card.values).values() if isinstance(rows, tuple)] if card.values else []
+        scaled = [len(x) for x in (card.intensity.mean, card.intensity.std) if isinstance(x, tuple)]
+        for part, fits in (
+            ("channels", 1 <= card.channels <= _MOST and raw >= 0),
+            ("classes", 1 <= len(card.classes) <= _MOST),
+            ("evaluated", all(0 <= one < len(card.classes) for one in card.evaluated)),
+            ("size", card.size is None or min(card.size) >= 1),
+            ("values", all(length == raw for length in shown)),
+            ("intensity", all(length == card.channels for length in scaled)),
+        ):
+            if not fits:
+                raise ValueError(f"{part} of data: {getattr(card, part)}"[:200])
+        return self
 
 
 class Run:
@@ -163,19 +194,20 @@ class Run:
         if not about.is_file():
             raise ConfigError(f"{self.folder}: expected the folder of a run with run.json in it, found no such file")
         text = about.read_bytes()
-        record: _Record = read_json(_Record, about, text, "a run")
-        if record.format != _FORMAT:
-            raise ConfigError(f"{about}: expected a run of format {_FORMAT}, found {record.format}")
+        self._record: _Record = read_json(_Record, about, text, "a run")
+        if self._record.format != _FORMAT:
+            raise ConfigError(f"{about}: expected a run of format {_FORMAT}, found {self._record.format}")
         self.about: dict[str, Any] = json.loads(text)
         self.config: Config = configuration.load(self.folder / "config.yaml")
-        self.card = replace(record.data, stratum=method_named(self.config.model.method).stratum)
+        self.card = replace(self._record.data, stratum=method_named(self.config.model.method).stratum)
         if "reading" not in self.about["data"]:  # of an earlier version
             options = self.config.data.options
             convert = options.get("channels") == self.card.channels
             self.card = replace(self.card, reading=Reading(options.get("axes"), options.get("axis"), convert))
 
     @staticmethod
-    def create(
+    @contextmanager
+    def begin(
         folder: str | os.PathLike[str],
         config: Config,
         card: Card,
@@ -185,18 +217,17 @@ class Run:
         precision: str | None = None,
         reasons: Mapping[str, str] | None = None,
         warnings: Sequence[str] = (),
-    ) -> Run:
-        """Make the folder and write what is known before the first step; ``run.json`` comes last.
+    ) -> Iterator[Run]:
+        """A new run, with what is known before the first step, whose folder is locked while the block runs.
+
+        A folder that does not exist appears with all that is in it. Into an empty one, whose place may belong to
+        somebody else, ``run.json`` comes last. If the block fails before the first epoch is finished, nothing is left.
 
         Args:
             precision: the one used, where the configuration may say ``auto``.
             reasons: of settings, by their keys, where the run was planned.
             warnings: what may keep it from learning.
         """
-        folder = Run.claim(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "config.yaml", configuration.dump(config, reasons))
-        split.save(folder / "split.json")
         about = {
             "format": _FORMAT,
             "command": command,
@@ -210,14 +241,38 @@ class Run:
             "warnings": list(warnings),
             **({"reasons": dict(reasons)} if reasons else {}),
         }
-        write_text(folder / "run.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
-        return Run(folder)
+
+        def fill(place: Path) -> None:
+            write_text(place / "config.yaml", configuration.dump(config, reasons))
+            split.save(place / "split.json")
+            write_text(place / "run.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+
+        place = Path(os.path.realpath(Run.claim(folder)))
+        with ExitStack() as stack:
+            if place.is_dir():
+                stack.enter_context(Lock(place, "training"))
+                Run.claim(folder)  # again, now that no other process writes there
+                fill(place)
+            else:
+                stack.enter_context(made(place.parent))
+                stack.push(lambda kind, *_: _drop(place) if kind else None)
+                with atomic_folder(place, replace=False) as draft:
+                    fill(draft)
+                    lock = stack.enter_context(Lock(draft, "training"))
+                lock.folder = place  # it moved with its folder
+            try:
+                yield Run(folder)
+            except ProcessLost:
+                raise
+            except Exception:
+                _undo(place)
+                raise
 
     def reasons(self, config: Config) -> dict[str, str]:
         """Why settings are what they are, where the run was planned; of those that ``config`` keeps as they were."""
         return {
             key: reason if _setting(config, key) == _setting(self.config, key) else "changed when the run was resumed"
-            for key, reason in self.about.get("reasons", {}).items()
+            for key, reason in self._record.reasons.items()
         }
 
     @staticmethod
@@ -226,8 +281,8 @@ class Run:
         folder = Path(folder)
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"{folder}: expected a folder for the run, found a file")
-        # Without run.json these two are what a run that was killed in its first moment left.
-        if folder.is_dir() and {path.name for path in folder.iterdir()} - {"config.yaml", "split.json"}:
+        # Without run.json the other two are what a run that was killed in its first moment left.
+        if folder.is_dir() and set(contents(folder)) - {*_BEGUN[1:]}:
             hint = "resume that run, or choose another folder"
             raise ConfigError(f"{folder}: expected a new or empty folder for the run, found files in it; {hint}")
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -242,7 +297,7 @@ class Run:
     @property
     def precision(self) -> str:
         """The precision that the run was begun with; before it was recorded, it was that of the configuration."""
-        return self.about.get("precision", self.config.trainer.precision)
+        return self._record.precision or self.config.trainer.precision
 
     @property
     def split(self) -> Split:
@@ -252,13 +307,7 @@ class Run:
     @property
     def history(self) -> list[dict[str, float]]:
         """``metrics.csv``, one dictionary per epoch; empty cells are left out."""
-        import csv
-
-        path = self.folder / "metrics.csv"
-        if not path.is_file():
-            return []
-        with open(path, newline="", encoding="utf-8") as file:
-            return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
+        return metrics.read(self.folder / "metrics.csv")
 
     def model(self, which: Which = "best", device: torch.device | str = "cpu") -> TrainedModel:
         """The trained network in evaluation mode, with the card of its data."""
@@ -275,6 +324,19 @@ class Run:
         if not path.is_file():
             raise ConfigError(f"{path}: expected the weights of a finished epoch, found no such file")
         return path
+
+
+def _undo(place: Path) -> None:
+    """Remove what :meth:`Run.begin` has written, unless more has come of the run."""
+    if set(contents(place)) <= {*_BEGUN, "tensorboard"}:
+        for name in _BEGUN:  # run.json first: without it the folder can be begun again
+            (place / name).unlink(missing_ok=True)
+        shutil.rmtree(place / "tensorboard", ignore_errors=True)
+
+
+def _drop(place: Path) -> None:
+    with suppress(OSError):  # not empty
+        place.rmdir()
 
 
 def card_as_json(card: Card) -> dict[str, Any]:
@@ -300,37 +362,6 @@ def open_run(run: str | os.PathLike[str]) -> Run:
     if is_shipped(run):
         return Run(Path(str(resources.files("ambiseg") / "assets" / SHIPPED)))
     return Run(run)
-
-
-def write_weights(model: Method, path: Path, about: dict[str, str]) -> None:
-    """Weights and statistics as safetensors, whole or not at all."""
-    from safetensors.torch import save
-
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    content = save(tensors, metadata={"format": "ambiseg.Weights/1", **about})
-    with atomic_write(path) as file:
-        file.write(content)
-
-
-def read_weights(model: Method, path: Path) -> None:
-    """Into a model of the same configuration; a file of another one, or half a file, is named."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        state = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{path}: expected weights as safetensors, found {' '.join(str(error).split())}") from None
-    own = model.state_dict()
-    if missing := sorted(own.keys() - state.keys()):
-        raise ConfigError(f"{path}: expected the weights of this configuration, found no {missing[0]!r}")
-    if extra := sorted(state.keys() - own.keys()):
-        raise ConfigError(f"{path}: expected the weights of this configuration, found {extra[0]!r} as well")
-    for name, tensor in own.items():
-        if tensor.shape != state[name].shape:
-            found = f"{list(state[name].shape)} for {name!r} instead of {list(tensor.shape)}"
-            raise ConfigError(f"{path}: expected the weights of this configuration, found {found}")
-    model.load_state_dict(state)
 
 
 def versions() -> dict[str, str]:

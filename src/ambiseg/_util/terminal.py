@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -25,3 +26,30 @@ def console(**options: Any) -> Console:
     from rich.console import Console
 
     return Console(**({"force_terminal": False} if declined() else {}), **options)
+
+
+class Lasting:
+    """A stream that may be closed at its other end: what is written then is lost, and the work goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """As of any stream."""
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """As of any stream."""
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def say(*lines: str) -> None:
+    """Lines on the error stream. That nobody reads them any more is no reason to stop."""
+    if sys.stderr is not None:  # closed from the start
+        print(*lines, sep="\n", file=Lasting(sys.stderr), flush=True)  # type: ignore[arg-type]

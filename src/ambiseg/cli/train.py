@@ -110,7 +110,7 @@ def _train(arguments: argparse.Namespace) -> int:
     run = train(config, out, resume=begun is not None, quiet=arguments.quiet, command=sys.argv, reasons=reasons)
     if not first_process():
         return 0
-    from ambiseg.runs import best_row
+    from ambiseg.history import best_row
 
     history = run.history
     if emit(arguments, {"run": out, "epochs": len(history), "best": best_row(history), "last": history[-1]}):
@@ -128,7 +128,7 @@ def outcome(history: Sequence[Mapping[str, float]], check_every: int, eval_size:
     >>> outcome([{"epoch": 1}, {"epoch": 2}], 5, None)
     'no validation ran in 2 epochs (trainer.check_every is 5): the best weights are the last ones'
     """
-    from ambiseg.runs import best_row
+    from ambiseg.history import best_row
 
     best = best_row(history)
     if best is not None:

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ambiseg.runs import best_row
+from ambiseg.history import best_row
 from ambiseg.viz.colours import INK, OTHERS, SERIES, SOFT
 
 if TYPE_CHECKING:

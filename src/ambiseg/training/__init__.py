@@ -7,7 +7,8 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ import torch
 
 from ambiseg._util.errors import ConfigError, DataError
 from ambiseg._util.extras import require
-from ambiseg._util.files import atomic_write, write_text
+from ambiseg._util.files import Lock, atomic_write, write_text
 from ambiseg._util.own import imported, is_reference
 from ambiseg._util.processes import first_process, quiet_lightning
 from ambiseg._util.progress import reporting
-from ambiseg._util.terminal import animated
+from ambiseg._util.terminal import Lasting, animated, say
 from ambiseg._util.text import count
+from ambiseg._util.watch import watched
 from ambiseg.config import Config, dump
 from ambiseg.data.case import Cases
 from ambiseg.data.config import DataConfig, dataset_at
@@ -65,16 +67,13 @@ def train(
         reasons: of settings, by their keys, as :func:`ambiseg.plan` gives them: comments in ``config.yaml``.
 
     What keeps the configuration from learning anything is said in one line each, with what to do, and recorded in
-    ``run.json``.
+    ``run.json``. Nothing is written before everything that can be known to fail has not, and one process at a time
+    trains in a folder.
     """
     require("train")
     show = not quiet and first_process()
     with reporting("loading", not show):  # Lightning takes seconds
-        import lightning.pytorch as pl
-
-        from ambiseg.data.module import DataModule
-        from ambiseg.training.callbacks import Checkpoints, EpochLines, ProgressBar
-        from ambiseg.training.module import NonFiniteLoss, TrainingModule
+        import lightning.pytorch  # noqa: F401
 
     if not isinstance(config, Config) and os.fspath(config) == AUTO:
         planned = plan(settings=settings)
@@ -83,95 +82,113 @@ def train(
         config = Config.from_recipe(config, settings)
     elif settings:
         config = config.with_settings(settings)
-    out = Path(out)
-    checkpoint = _checkpoint(out) if resume else None
-    if resume:
-        config = _same(Run(out), config)
-    elif first_process():
-        Run.claim(out)
-    if is_reference(config.backbone.name) and not config.backbone.name.startswith(SMP):
-        imported(config.backbone.name, "backbone.name")  # what cannot be imported is said before data are read
-    begun = Run(out).precision if resume else None
-    precision, why = resolve(config.trainer.precision, config.trainer.accelerator, begun)
-    with _threads(config.trainer.threads):
+    out, typed = Path(out), command if command is not None else sys.argv
+    run = Run(out) if resume else None
+    with ExitStack() as stack:
+        if run is not None:
+            if first_process():
+                stack.enter_context(Lock(out, "training"))
+            config = _same(run, config)
+        elif first_process():
+            Run.claim(out)
+        stack.enter_context(_threads(config.trainer.threads))
+        prepared = Prepared(config, out, run, show, planned=reasons is not None)
+        if run is not None and first_process():  # how long and on what may be new
+            write_text(out / "config.yaml", dump(config, run.reasons(config)))
+        elif first_process():
+            how = {"precision": prepared.precision, "reasons": reasons, "warnings": prepared.warned}
+            stack.enter_context(Run.begin(out, config, prepared.card, prepared.data.split, typed, **how))
+        prepared.fit()
+    return Run(out)
+
+
+class Prepared:
+    """Everything that a training needs, made and checked; nothing is written.
+
+    Args:
+        config: what is trained.
+        out: the folder of the run.
+        run: the one that is resumed.
+        show: whether to print what is noteworthy.
+        planned: whether the settings were made for the data.
+    """
+
+    def __init__(self, config: Config, out: Path, run: Run | None, show: bool, planned: bool = False) -> None:
+        import lightning.pytorch as pl
+
+        from ambiseg.data.module import DataModule
+        from ambiseg.training import checkpoint
+        from ambiseg.training.callbacks import Checkpoints, EpochLines, ProgressBar, Signals
+        from ambiseg.training.module import TrainingModule
+        from ambiseg.training.trainer import trainer_of
+
+        self.config, self.out = config, out
+        if is_reference(config.backbone.name) and not config.backbone.name.startswith(SMP):
+            imported(config.backbone.name, "backbone.name")  # what cannot be imported is said before data are read
+        self.precision, why = resolve(config.trainer.precision, config.trainer.accelerator, run and run.precision)
+        callbacks: list[Any] = [Signals(), Checkpoints(out)]
+        callbacks += [EpochLines(config.trainer.epochs)] if show else []
+        callbacks += [ProgressBar(console_kwargs={"file": Lasting(sys.stderr)})] if show and animated() else []
+        plugin = checkpoint.RunCheckpoints()
+        how = config, self.precision, out, callbacks, [plugin]
+        with quiet_lightning():
+            trainer_of(*how)  # before data are read, which may take long
+        saved = _saved(run, config) if run is not None else None
         with reporting("preparing data", not show) as progress:
             # A run goes on with its own split: one that is made anew may be another, if the rule or the data changed.
-            data = DataModule(_with_policy(config), split=Run(out).split if resume else None, progress=progress)
+            data = DataModule(_with_policy(config), split=run and run.split, progress=progress)
             data.prepare_data()
             try:
                 data.setup()
-                if resume:
+                if run is not None:
                     data.split.verify(data.cases)
             except DataError as error:
-                if resume:
+                if run is not None:
                     raise ConfigError(f"{out}: the data must be those that the run began with: {error}") from None
                 raise
+        self.data = data
         if show and data.cases.patients_assumed:
-            print(_assumed(data.cases), file=sys.stderr, flush=True)
-        warned = warnings_of(config, data) if first_process() and not resume else []
-        if show and warned:
-            print(*(f"warning: {line}" for line in warned), sep="\n", file=sys.stderr, flush=True)
-            if reasons is None:
-                print(f"note: `{_auto(data.config)}` fits all settings to these data", file=sys.stderr, flush=True)
-        card = Card.of(data.cases, data.intensity, method_named(config.model.method), *data.trained_on())
+            say(_assumed(data.cases))
+        self.warned = warnings_of(config, data) if first_process() and run is None else []
+        if show and self.warned:
+            say(*(f"warning: {line}" for line in self.warned))
+            if not planned:
+                say(f"note: `{_auto(data.config)}` fits all settings to these data")
+        self.card = Card.of(data.cases, data.intensity, method_named(config.model.method), *data.trained_on())
         pl.seed_everything(config.seed, verbose=False)
-        model = build_model(config, card.channels, len(card.classes))
+        model = build_model(config, self.card.channels, len(self.card.classes))
         if config.trainer.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if first_process() and not resume:
-            typed = command if command is not None else sys.argv
-            Run.create(out, config, card, data.split, typed, precision=precision, reasons=reasons, warnings=warned)
-        elif first_process():  # how long and on what may be new
-            write_text(out / "config.yaml", dump(config, Run(out).reasons(config)))
-        if show:
-            print(f"precision {precision}: {why}", file=sys.stderr, flush=True)
-        module = TrainingModule(model, config, card.evaluated, recover=lambda epoch, step: _batch(data, epoch, step))
-        callbacks: list[Any] = [Checkpoints(out)]
-        callbacks += [EpochLines(config.trainer.epochs)] if show else []
-        callbacks += [ProgressBar(console_kwargs={"stderr": True})] if show and animated() else []
+        recover = partial(_batch, data)
+        self.module = TrainingModule(model, config, self.card.evaluated, recover=recover)
         with quiet_lightning():
-            trainer = _trainer(config, precision, out, callbacks, several=len(module.groups) > 1)
-            try:
-                trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
-            except NonFiniteLoss as error:
-                raise ConfigError(f"{error}; {_save_batch(module.offending, out)}") from None
-            except SystemExit:  # how Lightning answers Ctrl-C
-                raise Stopped(_how_to_resume(out)) from None
-    if trainer.interrupted:
-        raise Stopped(_how_to_resume(out))
-    return Run(out)
+            self.trainer = trainer_of(*how, several=len(self.module.groups) > 1)
+        self.checkpoint = None if saved is None else out / "last.ckpt"
+        if saved is not None:
+            plugin.content = checkpoint.fitted(saved, out / "last.ckpt", self.module, self.trainer)
+        if show:
+            say(f"precision {self.precision}: {why}")
+
+    def fit(self) -> None:
+        """Train to the end, or say why not."""
+        from ambiseg.training.module import NonFiniteLoss
+
+        hint = f"go on with: {_command_to_resume(self.out)}"
+        try:
+            with quiet_lightning(), watched(hint):
+                self.trainer.fit(self.module, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
+        except NonFiniteLoss as error:
+            raise ConfigError(f"{error}; {_save_batch(self.module.offending, self.out)}") from None
+        except (SystemExit, KeyboardInterrupt):  # the first is how Lightning answers Ctrl-C
+            raise Stopped(_how_to_resume(self.out)) from None
+        if self.trainer.interrupted:
+            raise Stopped(_how_to_resume(self.out))
 
 
 def _auto(data: DataConfig) -> str:
     """The command that plans a training on these data."""
     options = [f"--data.name {data.name}"] if data.root is None or data.name != dataset_at(data.root) else []
     return " ".join(["ambiseg train auto", *options, *([f"--data.root {shlex.quote(data.root)}"] if data.root else [])])
-
-
-def _trainer(config: Config, precision: str, out: Path, callbacks: list[Any], several: bool) -> Any:
-    import lightning.pytorch as pl
-
-    setting, strategy = config.trainer, config.trainer.strategy
-    alone = str(setting.devices) == "1" and setting.num_nodes == 1
-    if several and strategy in ("auto", "ddp") and not alone:
-        strategy = "ddp_find_unused_parameters_true"  # a phase leaves the parameters of the others unused
-    return pl.Trainer(
-        max_epochs=setting.epochs,
-        accelerator=setting.accelerator,
-        devices=setting.devices,
-        num_nodes=setting.num_nodes,
-        strategy=strategy,
-        precision=precision,  # type: ignore[arg-type]
-        check_val_every_n_epoch=setting.check_every,
-        deterministic=setting.deterministic,
-        callbacks=callbacks,
-        logger=_loggers(config, out),
-        enable_checkpointing=True,
-        enable_progress_bar=type(callbacks[-1]).__name__ == "ProgressBar",
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        default_root_dir=out,
-    )
 
 
 def _assumed(cases: Cases) -> str:
@@ -225,20 +242,22 @@ def _save_batch(batch: Batch | None, out: Path) -> str:
 # -- resuming ---------------------------------------------------------------------------------------------------------
 
 
-def _checkpoint(out: Path) -> Path | None:
-    path = out / "last.ckpt"
-    Run(out)  # names whatever else is wrong with the folder
-    if not path.is_file():
-        return None  # stopped in its first epoch
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        known = isinstance(content, dict) and "ambiseg" in content and "state_dict" in content
-    except Exception as error:  # zip, pickle and torch fail in their own ways on half a file
-        reason = " ".join(str(error).split())[:120]
-        raise ConfigError(f"{path}: expected a checkpoint of ambiseg, found a damaged file ({reason})") from None
-    if not known:
-        raise ConfigError(f"{path}: expected a checkpoint of ambiseg, found another program's")
-    return path
+def _saved(run: Run, config: Config) -> dict[str, Any] | None:
+    """The checkpoint of the last finished epoch; ``None`` of a run that was stopped in its first."""
+    from ambiseg.training.checkpoint import read
+
+    path = run.folder / "last.ckpt"
+    for name in ("metrics.csv", *(f"{which}.{kind}" for which in ("last", "best") for kind in ("ckpt", "safetensors"))):
+        if (run.folder / name).is_dir():
+            raise ConfigError(f"{run.folder / name}: expected a file of a run, found a folder")
+    if not path.exists():
+        return None
+    saved = read(path)
+    history = saved["ambiseg"].get("history") if isinstance(saved["ambiseg"], dict) else None
+    if isinstance(history, list) and len(history) > config.trainer.epochs:
+        done = f"at least {len(history)} for trainer.epochs, which the run has done"
+        raise ConfigError(f"{run.folder}: expected {done}, found {config.trainer.epochs}")
+    return saved
 
 
 def _same(run: Run, asked: Config) -> Config:
@@ -260,18 +279,8 @@ def _same(run: Run, asked: Config) -> Config:
 
 def _how_to_resume(out: Path) -> str:
     when = "stopped" if (out / "last.ckpt").is_file() else "stopped before the first epoch was finished"
-    return f"{when}; go on with: ambiseg train --resume {shlex.quote(str(out))}"
+    return f"{when}; go on with: {_command_to_resume(out)}"
 
 
-# -- loggers ---------------------------------------------------------------------------------------------------------
-
-
-def _loggers(config: Config, out: Path) -> Any:
-    if not config.trainer.tensorboard:
-        return False
-    from lightning.pytorch.loggers import TensorBoardLogger
-
-    try:
-        return TensorBoardLogger(str(out), name="tensorboard", version="")
-    except ModuleNotFoundError:
-        raise ConfigError("trainer.tensorboard: expected the package tensorboard, found none: pip install it") from None
+def _command_to_resume(out: Path) -> str:
+    return f"ambiseg train --resume {shlex.quote(str(out))}"

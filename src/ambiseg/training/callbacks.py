@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import os
-import sys
+import signal
+import threading
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, RichProgressBar
+from lightning.pytorch.callbacks import Callback, Checkpoint, RichProgressBar
 
-from ambiseg._util.files import write_text
-from ambiseg.runs import best_row, write_weights
+from ambiseg._util.terminal import say
+from ambiseg.history import best_row, written
+from ambiseg.training.checkpoint import Beside, Write
 from ambiseg.training.module import TrainingModule
+from ambiseg.weights import write_weights
 
 
 class Checkpoints(Checkpoint):
-    """Writes ``last`` and ``best`` at the end of each epoch. A file is replaced when its successor is complete."""
+    """Writes ``last`` and ``best`` at the end of each epoch: all files of the epoch, or none."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -29,50 +30,38 @@ class Checkpoints(Checkpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, TrainingModule)
-        better = best_row(pl_module.history) in (None, pl_module.history[-1])  # None: not validated yet
-        last = self.folder / "last.ckpt"
-        draft = self.folder / ".last.ckpt.draft"
-        try:
-            trainer.save_checkpoint(draft)  # every process takes part; the first one writes
-            if trainer.is_global_zero:
-                self._publish(pl_module, draft, last, better)
-        finally:
-            if trainer.is_global_zero:
-                draft.unlink(missing_ok=True)
-        trainer.strategy.barrier()
+        # Every process takes part, and the first one writes.
+        trainer.save_checkpoint(self.folder / "last.ckpt", storage_options=self._beside(pl_module))
 
-    def _publish(self, module: TrainingModule, draft: Path, last: Path, better: bool) -> None:
+    def _beside(self, module: TrainingModule) -> Beside:
         row = module.history[-1]
         about = {"epoch": str(int(row["epoch"]))}
         about |= {"val_ged": f"{row['val_ged']:.6g}"} if math.isfinite(row.get("val_ged", math.nan)) else {}
-        if better or not (self.folder / "best.ckpt").exists():
-            link = self.folder / ".best.ckpt.draft"
-            link.unlink(missing_ok=True)
-            _link(draft, link)
-            os.replace(link, self.folder / "best.ckpt")
-            write_weights(module.chosen, self.folder / "best.safetensors", about)
-        write_weights(module.chosen, self.folder / "last.safetensors", about)
-        write_text(self.folder / "metrics.csv", _table(module.history))
-        os.replace(draft, last)
+        better = best_row(module.history) in (None, row)  # None: not validated yet
+        best = better or not (self.folder / "best.ckpt").exists()
+
+        def weights(file: BinaryIO) -> None:
+            write_weights(module.chosen, file, about)
+
+        files: dict[Path, Write] = {self.folder / "best.safetensors": weights} if best else {}
+        files[self.folder / "last.safetensors"] = weights
+        files[self.folder / "metrics.csv"] = lambda file: file.write(written(module.history).encode())
+        return Beside(files, copy=self.folder / "best.ckpt" if best else None)
 
 
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without links
-        import shutil
+class Signals(Callback):
+    """Gives SIGTERM back to the command, which stops at once: Lightning takes note of it and goes on with its batch.
 
-        shutil.copyfile(source, target)
+    Under SLURM it has a meaning of its own, and stays Lightning's.
+    """
 
+    def __init__(self) -> None:
+        self._before = signal.getsignal(signal.SIGTERM)
 
-def _table(history: list[dict[str, float]]) -> str:
-    columns = list(dict.fromkeys(key for row in history for key in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    for row in history:
-        writer.writerow({key: f"{value:.8g}" for key, value in row.items() if not math.isnan(value)})
-    return text.getvalue()
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        managed = isinstance(getattr(trainer.strategy, "cluster_environment", None), SLURMEnvironment)
+        if threading.current_thread() is threading.main_thread() and self._before is not None and not managed:
+            signal.signal(signal.SIGTERM, self._before)
 
 
 def score(value: float) -> str:
@@ -105,7 +94,7 @@ class EpochLines(Checkpoint):
         text += "".join(f"  {name} {row[name]:.4f}" for name in terms_of(row, moving))
         text += "".join(f"  {name} {row[name]:.3g}" for name in moving)
         text += f"  val GED {score(row['val_ged'])}" if "val_ged" in row else ""
-        print(f"{text}  {time.monotonic() - self._started:.0f} s", file=sys.stderr, flush=True)
+        say(f"{text}  {time.monotonic() - self._started:.0f} s")
 
 
 class ProgressBar(RichProgressBar):

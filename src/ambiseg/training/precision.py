@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-AUTO, MIXED, FULL = "auto", "bf16-mixed", "32-true"
+AUTO, MIXED, FULL, HALF = "auto", "bf16-mixed", "32-true", "16-mixed"
 
 
 def fast_bf16(accelerator: str = "auto") -> bool:
@@ -14,11 +14,16 @@ def fast_bf16(accelerator: str = "auto") -> bool:
     """
     if accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available()):
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    if accelerator == "cpu" or (accelerator == "auto" and not torch.backends.mps.is_available()):
+    if _on_cpu(accelerator):
         describe = getattr(torch.cpu, "get_capabilities", dict)  # absent before PyTorch 2.10
         found = describe()
         return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
     return False
+
+
+def _on_cpu(accelerator: str) -> bool:
+    others = torch.cuda.is_available() or torch.backends.mps.is_available()
+    return accelerator == "cpu" or (accelerator == "auto" and not others)
 
 
 def resolve(asked: str, accelerator: str, begun: str | None = None) -> tuple[str, str]:
@@ -32,6 +37,8 @@ def resolve(asked: str, accelerator: str, begun: str | None = None) -> tuple[str
 
     >>> resolve("32-true", "cpu")
     ('32-true', 'as asked')
+    >>> resolve("16-mixed", "cpu")
+    ('bf16-mixed', 'a CPU has it in place of 16-mixed')
     >>> resolve("auto", "cpu", begun="32-true")
     ('32-true', 'as the run began')
     """
@@ -41,6 +48,8 @@ def resolve(asked: str, accelerator: str, begun: str | None = None) -> tuple[str
             f"; this device has no instructions for it, and --trainer.precision {FULL} is faster but not the same"
         )
         return begun, "as the run began" + (emulated if slow else "")
+    if asked == HALF and _on_cpu(accelerator):
+        return MIXED, f"a CPU has it in place of {HALF}"
     if asked != AUTO:
         return asked, "as asked" if begun in (None, asked) else f"as asked; the run began with {begun}"
     if fast_bf16(accelerator):

@@ -1,0 +1,77 @@
+"""``metrics.csv``: one line per epoch of a run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ambiseg._util.errors import ConfigError
+
+Row = Mapping[str, float]
+
+
+def best_row(history: Sequence[Row]) -> Row | None:
+    """The epoch whose weights are the best, the first with the smallest validation GED; ``None`` if none has any."""
+    scored = [row for row in history if math.isfinite(row.get("val_ged", math.nan))]
+    return min(scored, key=lambda row: row["val_ged"], default=None)
+
+
+def written(history: Sequence[Row]) -> str:
+    """The text of the file.
+
+    >>> print(written([{"epoch": 1, "loss": 0.5, "val_ged": math.nan}, {"epoch": 2, "loss": 0.25, "val_ged": 1 / 3}]))
+    epoch,loss,val_ged
+    1,0.5,
+    2,0.25,0.33333333
+    <BLANKLINE>
+    """
+    columns = list(dict.fromkeys(key for row in history for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    for row in history:
+        writer.writerow({key: f"{value:.8g}" for key, value in row.items() if not math.isnan(value)})
+    return text.getvalue()
+
+
+def read(path: Path) -> list[dict[str, float]]:
+    """One dictionary per epoch; empty cells are left out. Without a file there is no epoch yet.
+
+    Epochs are numbered from 1, and each has a loss: what reads this relies on it.
+    """
+    if not path.exists():
+        return []
+    columns, *lines = _lines(path)
+    if not {"epoch", "loss"} <= set(columns) or len(set(columns)) < len(columns):
+        raise ConfigError(f"{path}: expected columns with epoch and loss among them, found {','.join(columns)[:100]!r}")
+    history = []
+    for number, cells in enumerate(lines, 2):
+        where = f"{path}: line {number}"
+        if len(cells) != len(columns):
+            raise ConfigError(f"{where}: expected {len(columns)} cells, found {len(cells)}")
+        row = {name: _number(cell, f"{where}: {name}") for name, cell in zip(columns, cells, strict=True) if cell}
+        if row.get("epoch") != number - 1 or "loss" not in row:
+            raise ConfigError(f"{where}: expected epoch {number - 1} and its loss, found {','.join(cells)[:100]!r}")
+        history.append(row)
+    return history
+
+
+def _lines(path: Path) -> list[list[str]]:
+    if not path.is_file():
+        raise ConfigError(f"{path}: expected one line per epoch, found a folder")
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            lines = list(csv.reader(file))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: expected one line per epoch as CSV, found other bytes ({error})") from None
+    return lines or [[]]
+
+
+def _number(cell: str, where: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        raise ConfigError(f"{where}: expected a number, found {cell[:40]!r}") from None
