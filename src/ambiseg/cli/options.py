@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ambiseg._util import limits
 from ambiseg._util.errors import ConfigError
-from ambiseg._util.text import keys_ending
+from ambiseg._util.text import keys_ending, printable
 
 # The sections of ambiseg.config.Config, which is not imported for --help; schedules are version 0.1's.
 SECTIONS = ("data", "backbone", "model", "optimizer", "schedules", "trainer", "evaluation", "seed")
@@ -30,17 +33,103 @@ def known_settings() -> dict[str, list[str]]:
 
 _RENAMED = {"--accelerator": "--device"}  # as evaluate called it
 
+# Bounds that are those of settings, which are not imported for --help; a test compares them.
+SEED, SAMPLES, SIDE, CLASSES = 2**32 - 1, 1024, 8192, 1 << 16
+BATCH, WORKERS, THREADS, NODES = 1 << 16, 256, 1024, 10_000
+
+
+@cache
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """The type of an option that is a whole number within bounds.
+
+    >>> whole(1, 1024)("16")
+    16
+    >>> whole(1, 1024)("0")
+    Traceback (most recent call last):
+    argparse.ArgumentTypeError: expected at least 1, found 0
+    """
+
+    def read(text: str) -> int:
+        try:
+            found = int(text)
+        except ValueError:  # also of more digits than Python reads
+            raise argparse.ArgumentTypeError(f"expected a whole number, found {quoted(text)}") from None
+        return int(_within(found, low, high, text))
+
+    return read
+
+
+@cache
+def number(low: float, high: float, above: bool = False) -> Callable[[str], float]:
+    """The type of an option that is a number within bounds, ``above`` the lower one or at least that."""
+
+    def read(text: str) -> float:
+        try:
+            found = float(text)
+        except ValueError:
+            found = math.nan
+        if math.isnan(found):
+            raise argparse.ArgumentTypeError(f"expected a number, found {quoted(text)}")
+        if above and found <= low:
+            raise argparse.ArgumentTypeError(f"expected more than {low:g}, found {quoted(text, '')}")
+        return _within(found, low, high, text)
+
+    return read
+
+
+def _within(found: float, low: float, high: float, text: str) -> float:
+    if low <= found <= high:
+        return found
+    bound = f"at least {low:,}" if found < low else f"at most {high:,}"
+    raise argparse.ArgumentTypeError(f"expected {bound}, found {quoted(text, '')}")
+
+
+def quoted(text: str, quote: str = "'") -> str:
+    """What was typed, in one line and not all of what is long."""
+    return f"{quote}{printable(text[:60])}{quote}" + "…" * (len(text) > 60)
+
+
+def word(text: str) -> str:
+    """The type of an option that is a name."""
+    if not text or "\0" in text or len(text) > 4096:
+        found = "an empty one" if not text else quoted(text)
+        raise argparse.ArgumentTypeError(f"expected a text, found {found}")
+    return text
+
+
+def path(text: str) -> str:
+    """The type of an option or argument that is a file or a folder; ``~`` is the user's own, whatever the shell does.
+
+    >>> path("runs/mine"), path("~/runs").startswith("~")
+    ('runs/mine', False)
+    """
+    if not text or "\0" in text:
+        found = "an empty text" if not text else quoted(text)
+        raise argparse.ArgumentTypeError(f"expected a path, found {found}")
+    return os.path.expanduser(text) if text == "~" or text.startswith("~/") else text
+
+
+def devices(text: str) -> str:
+    """The type of ``--devices``: how many, or which.
+
+    >>> devices("2"), devices("0,3"), devices("auto")
+    ('2', '0,3', 'auto')
+    """
+    if not re.fullmatch(r"auto|-1|[1-9]\d{0,3}|\d{1,4},|\d{1,4}(,\d{1,4}){1,63}", text):
+        raise argparse.ArgumentTypeError(f"expected how many devices, or which, such as 2 or 0,3, found {quoted(text)}")
+    return text
+
 
 def add_json(parser: Any) -> None:
     """``--json [FILE]``."""
     meaning = "print the results as JSON instead, or also write them to FILE.json"
-    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help=meaning)
+    parser.add_argument("--json", nargs="?", const="-", type=path, metavar="FILE", help=meaning)
 
 
 def add_device(parser: Any, default: str) -> None:
     """``--device KIND``."""
     meaning = f"cpu, cuda, cuda:1, mps … (default: {default})"
-    parser.add_argument("--device", metavar="KIND", help=meaning)
+    parser.add_argument("--device", type=word, metavar="KIND", help=meaning)
 
 
 def add_limit(parser: Any) -> None:
@@ -55,10 +144,12 @@ def placed(device: str) -> dict[str, str]:
     >>> placed("cpu"), placed("cuda:1")
     ({'accelerator': 'cpu'}, {'accelerator': 'cuda', 'devices': '1,'})
     """
-    kind, colon, index = device.partition(":")
-    if colon and not index.isdigit():
-        raise ConfigError(f"--device: expected a kind and perhaps a number, such as cpu or cuda:1, found {device!r}")
-    return {"accelerator": kind, **({"devices": f"{index},"} if colon else {})}
+    found = re.fullmatch(r"([A-Za-z]{1,20})(?::(\d{1,4}))?", device, re.ASCII)
+    if not found:
+        expected = "a kind and perhaps a number, such as cpu or cuda:1"
+        raise ConfigError(f"--device: expected {expected}, found {quoted(device)}")
+    kind, index = found.groups()
+    return {"accelerator": kind, **({} if index is None else {"devices": f"{index},"})}
 
 
 def regular(arguments: Sequence[str]) -> list[str]:
@@ -151,6 +242,8 @@ def check_file(target: Path) -> None:
         raise ConfigError(f"{target}: expected a folder to write into, found none named {target.parent}")
     if target.is_dir():
         raise ConfigError(f"{target}: expected a file to write, found a folder")
+    if not os.access(target.absolute().parent, os.W_OK):
+        raise ConfigError(f"{target}: expected a folder that can be written to, found that {target.parent} cannot")
 
 
 def plain(value: Any) -> Any:

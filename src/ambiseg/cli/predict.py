@@ -11,7 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 from ambiseg._util import terminal
 from ambiseg._util.errors import DataError
-from ambiseg.cli.options import add_device, add_json, add_limit, check_json, emit, placed
+from ambiseg.cli.options import (
+    NODES,
+    SAMPLES,
+    SEED,
+    SIDE,
+    THREADS,
+    add_device,
+    add_json,
+    add_limit,
+    check_json,
+    devices,
+    emit,
+    number,
+    path,
+    placed,
+    whole,
+    word,
+)
 
 if TYPE_CHECKING:
     from ambiseg.prediction import Prediction
@@ -57,30 +74,34 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     about: dict[str, Any] = {"description": DESCRIPTION, "epilog": EXAMPLES, "formatter_class": formatter}
     command = commands.add_parser("predict", help="write weighted masks of new images", **about)
     command.set_defaults(run=_run, existing="refuse")
-    command.add_argument("model", metavar="RUN", help="the folder of a run, or demo")
-    command.add_argument("images", metavar="IMAGE", nargs="+", help="images, folders of images, or sample")
-    command.add_argument("--out", metavar="DIR", default="predictions", help="where to (default: predictions)")
+    command.add_argument("model", type=path, metavar="RUN", help="the folder of a run, or demo")
+    command.add_argument("images", type=path, metavar="IMAGE", nargs="+", help="images, folders of images, or sample")
+    command.add_argument(
+        "--out", type=path, metavar="DIR", default="predictions", help="where to (default: predictions)"
+    )
     no: dict[str, Any] = {"action": "store_false"}
 
     masks = command.add_argument_group("masks")
     form = masks.add_mutually_exclusive_group()
-    count: dict[str, Any] = {"type": int, "metavar": "N"}
+    count: dict[str, Any] = {"type": whole(1, SAMPLES), "metavar": "N"}
     form.add_argument("--per-stratum", **count, help="weighted masks per stratum of the method (default: 4)")
     form.add_argument("--samples", **count, help="equally likely masks instead (without strata the default: 16)")
     masks.add_argument(
-        "--seed", type=int, metavar="S", default=0, help="other masks of the same distribution (default: 0)"
+        "--seed", type=whole(0, SEED), metavar="S", default=0, help="other masks of the same distribution (default: 0)"
     )
     masks.add_argument("--no-merge", dest="merge", **no, help="keep equal masks apart instead of adding their weights")
 
-    images, side = command.add_argument_group("images"), {"type": int, "metavar": "PIXELS"}
+    images, side = command.add_argument_group("images"), {"type": whole(0, SIDE), "metavar": "PIXELS"}
     images.add_argument("--window", **side, help="cut larger images into windows; 0 never (default: 512 from 1024² on)")
     images.add_argument("--overlap", **side, help="of windows (default: a quarter)")
     images.add_argument("--convert", action="store_true", help="read grey as colour, and colour that is grey as grey")
-    images.add_argument("--axes", metavar="AXES", help="of NumPy arrays: HW, HWC, CHW, DHW, DHWC or DCHW")
+    images.add_argument("--axes", type=word, metavar="AXES", help="of NumPy arrays: HW, HWC, CHW, DHW, DHWC or DCHW")
     images.add_argument("--axis", type=int, choices=(0, 1, 2), help="of NIfTI slices (default: as in training)")
-    assumed: dict[str, Any] = {"nargs": 2, "type": float, "metavar": ("LOW", "HIGH")}
+    assumed: dict[str, Any] = {"nargs": 2, "type": number(-1e30, 1e30), "metavar": ("LOW", "HIGH")}
     images.add_argument("--assume-window", **assumed, help="8 or 16 bits show LOW to HIGH in the model's units")
-    images.add_argument("--extra", metavar="DIR", help="another model's predictions, for a model trained with such")
+    images.add_argument(
+        "--extra", type=path, metavar="DIR", help="another model's predictions, for a model trained with such"
+    )
     dicom = "what the DICOM files of a folder are (default: series)"
     images.add_argument("--dicom", choices=("series", "files"), default="series", help=dicom)
 
@@ -89,9 +110,13 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     running = command.add_argument_group("running")
     running.add_argument("--which", choices=("best", "last"), default="best", help="weights of (default: best)")
     add_device(running, "cpu; with --devices the best there is")
-    running.add_argument("--devices", metavar="D", help="processes that share the images: 2, or 0,3 (default: 1)")
-    running.add_argument("--num-nodes", type=int, metavar="M", help="machines (default: 1)")
-    running.add_argument("--threads", type=int, metavar="T", help="per process; may change the last digit")
+    running.add_argument(
+        "--devices", type=devices, metavar="D", help="processes that share the images: 2, or 0,3 (default: 1)"
+    )
+    running.add_argument("--num-nodes", type=whole(1, NODES), metavar="M", help="machines (default: 1)")
+    running.add_argument(
+        "--threads", type=whole(1, THREADS), metavar="T", help="per process; may change the last digit"
+    )
     there, kept = running.add_mutually_exclusive_group(), {"dest": "existing", "action": "store_const"}
     there.add_argument("--overwrite", **kept, const="overwrite", help="replace earlier predictions in DIR")
     there.add_argument("--skip-existing", **kept, const="skip", help="leave out images that have one")
@@ -157,8 +182,6 @@ def _processes(arguments: argparse.Namespace) -> Processes | None:
     import torch
 
     if arguments.threads is not None:
-        if arguments.threads < 1:
-            raise DataError(f"--threads: expected 1 or more, found {arguments.threads}")
         torch.set_num_threads(arguments.threads)
     asked = {name: getattr(arguments, name) for name in ("devices", "num_nodes")}
     asked = {name: value for name, value in asked.items() if value is not None}

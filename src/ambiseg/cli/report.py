@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
-from ambiseg.cli.options import add_json, add_limit, check_json, emit
+from ambiseg.cli.options import add_json, add_limit, check_file, check_json, emit, path, whole, word
 
 EXAMPLES = """\
 examples:
@@ -28,15 +29,16 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
         formatter_class=formatter,
     )
     report.set_defaults(run=_report)
-    report.add_argument("folder", metavar="RUN", help="the folder of a run")
-    report.add_argument("--split", default="test", metavar="PART", help="the part of the data (default: test)")
-    report.add_argument("--out", metavar="FILE", help="the page to write (default: RUN/report.html)")
-    count: dict[str, Any] = {"type": int, "metavar": "N"}
-    report.add_argument("--cases", **count, default=3, help="cases of each kind to show; 0 is none (default: 3)")
+    report.add_argument("folder", type=path, metavar="RUN", help="the folder of a run")
     report.add_argument(
-        "--samples", **count, default=4, help="masks to show per stratum of the prediction (default: 4)"
+        "--split", type=word, default="test", metavar="PART", help="the part of the data (default: test)"
     )
-    report.add_argument("--root", metavar="DIR", help="where the data are, if they have moved since")
+    report.add_argument("--out", type=path, metavar="FILE", help="the page to write (default: RUN/report.html)")
+    cases = "cases of each kind to show; 0 is none (default: 3)"
+    report.add_argument("--cases", type=whole(0, 1000), metavar="N", default=3, help=cases)
+    samples = "masks to show per stratum of the prediction (default: 4)"
+    report.add_argument("--samples", type=whole(1, 64), metavar="N", default=4, help=samples)
+    report.add_argument("--root", type=path, metavar="DIR", help="where the data are, if they have moved since")
     report.add_argument("--open", action="store_true", help="show the page in a browser")
     add_limit(report)
     add_json(report)
@@ -47,6 +49,8 @@ def _report(arguments: argparse.Namespace) -> int:
     from ambiseg.reporting import report
 
     check_json(arguments)
+    if arguments.out is not None:
+        check_file(Path(arguments.out))
     options = {name: getattr(arguments, name) for name in ("split", "out", "cases", "samples", "quiet")}
     page = report(arguments.folder, **options, data=None if arguments.root is None else {"root": arguments.root})
     if emit(arguments, {"report": page}):

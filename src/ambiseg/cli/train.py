@@ -14,7 +14,7 @@ from typing import Any
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.processes import first_process, program
 from ambiseg._util.text import count
-from ambiseg.cli.options import add_device, add_json, add_limit, check_json, emit, placed
+from ambiseg.cli.options import add_device, add_json, add_limit, check_json, emit, number, path, placed
 
 EXAMPLES = """\
 examples:
@@ -46,11 +46,14 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
         formatter_class=formatter,
         allow_abbrev=False,
     )
-    train.add_argument("recipe", nargs="?", metavar="RECIPE", help="auto, a recipe's name, or a YAML file")
-    train.add_argument("--out", metavar="DIR", help="the run's folder (default: runs/RECIPE)")
-    train.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
+    train.add_argument("recipe", nargs="?", type=path, metavar="RECIPE", help="auto, a recipe's name, or a YAML file")
+    train.add_argument("--out", type=path, metavar="DIR", help="the run's folder (default: runs/RECIPE)")
+    train.add_argument("--resume", type=path, metavar="RUN", help="go on with the run in this folder")
     train.add_argument(
-        "--minutes", metavar="N", type=float, help="of one core that training may take, with auto (default: 6)"
+        "--minutes",
+        metavar="N",
+        type=number(0, 10**6, above=True),
+        help="of one core that training may take, with auto (default: 6)",
     )
     add_device(train, "the best there is; --devices and --num-nodes are settings")
     add_limit(train)

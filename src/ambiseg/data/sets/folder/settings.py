@@ -6,20 +6,21 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import ConfigDict, Field, StrictInt, model_validator
 
 from ambiseg._util.errors import ConfigError
 from ambiseg.data.intensity import Intensity
 from ambiseg.io.errors import FileError
-from ambiseg.settings import SettingError, Settings, validate
+from ambiseg.settings import CLASSES, SettingError, Settings, shown, validate
 
 FILE = "ambiseg.json"
 VOID = "void"  # what a value or a colour is mapped to that counts nowhere
 
 Axes: TypeAlias = Literal["HW", "HWC", "CHW", "DHW", "DHWC", "DCHW"]
 AXES: tuple[str, ...] = get_args(Axes)
+_Count = Annotated[StrictInt, Field(le=CLASSES)]
 Target: TypeAlias = int | str  # a class id, or VOID
 
 
@@ -37,9 +38,13 @@ class FolderSettings(Settings):
     model_config = ConfigDict(frozen=True)
 
     title: str | None = _unsaid("what the data are, for tables and reports")
-    classes: tuple[str, ...] | StrictInt | None = _unsaid("names of the class ids, or their number")
+    classes: Annotated[tuple[str, ...], Field(max_length=CLASSES)] | _Count | None = _unsaid(
+        "names of the class ids, or their number"
+    )
     evaluated: tuple[StrictInt, ...] | None = _unsaid("class ids that metrics look at; all but 0 unless given")
-    void: StrictInt | None = _unsaid("the value in a mask file that marks pixels that count nowhere")
+    void: Annotated[StrictInt, Field(ge=-(2**31), lt=2**32)] | None = _unsaid(
+        "the value in a mask file that marks pixels that count nowhere"
+    )
     labels: Literal["auto", "ids", "binary"] | dict[str, Any] | None = _unsaid(
         'what the numbers in a mask file mean. "ids": class ids. "binary": 0 and 255. '
         '{"0": 0, "128": 1, "255": "void"}: a class id (or void) for each value. {"threshold": 128}: that value and '
@@ -84,7 +89,7 @@ class FolderSettings(Settings):
             found = self.classes if isinstance(self.classes, int) else list(names)
             raise SettingError("classes", f"expected names of two classes or more, or their number, found {found}")
         if names is not None and len(set(names)) < len(names):
-            raise SettingError("classes", f"expected different names, found {list(names)}")
+            raise SettingError("classes", f"expected different names, found {shown(names)}")
         most = 1 << 16 if names is None else len(names)
         if self.evaluated is not None and not (self.evaluated and all(0 <= c < most for c in self.evaluated)):
             raise SettingError("evaluated", f"expected class ids below {most}, found {list(self.evaluated)}")
