@@ -149,7 +149,7 @@ class _Inflater:
             content[done : done + len(piece)] = np.frombuffer(piece, np.uint8)
             done += len(piece)
             if not done and fed > _PIECE:
-                raise ValueError("a gzip header without an end")
+                raise ValueError("a gzip file that begins with no content")
         if done < size and not short:
             raise ValueError("the file ends too early")
         return content[:done]

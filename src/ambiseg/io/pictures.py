@@ -36,7 +36,7 @@ def open_picture(path: Path, options: ReadOptions) -> Source:
         except Image.DecompressionBombError as error:
             pixels = int((re.findall(r"\d+", str(error)) or [0])[0])
             message, fix = limits.too_large((pixels, 1)) or (str(error), "")
-            raise FileError.of("E210", path, message.removesuffix("×1"), fix) from None
+            raise FileError.of("E210", path, message.replace(f"{pixels}×1", f"{pixels:,}"), fix) from None
         with image:
             kind = "JPEG" if image.format == "MPO" else str(image.format)
             deep = kind == "PNG" and image.mode in ("RGB", "RGBA") and ";16B" in str(image.tile[0][3])

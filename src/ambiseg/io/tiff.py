@@ -112,30 +112,31 @@ def _survey(path: Path, file: BinaryIO) -> int:
     if order is None or len(start) < 8 or struct.unpack(f"{order}H", start[2:4])[0] not in (42, 43):
         raise ValueError("no TIFF header")
     big = struct.unpack(f"{order}H", start[2:4])[0] == 43
-    place, wide = (f"{order}Q", 8) if big else (f"{order}I", 4)
-    number = "u8" if big else "u4"
-    entry = np.dtype([("code", "u2"), ("type", "u2"), ("count", number), ("value", f"V{wide}")]).newbyteorder(order)
+    place, wide = struct.Struct(f"{order}Q" if big else f"{order}I"), 8 if big else 4
+    entry = struct.Struct(f"{order}HH{'Q8s' if big else 'I4s'}")  # code, type and number of its values; these, or where
+    number = struct.Struct(f"{order}Q" if big else f"{order}H")
 
     def refuse(expected: str, found: str) -> FileError:
         return FileError.of("E201", path, f"expected TIFF of {expected}, found {found}")
 
-    def values(tag: np.void, most: int) -> np.ndarray:
+    def values(tag: tuple[int, int, int, bytes], most: int) -> np.ndarray:
         """Of a tag of integers; none if they are of another type or beyond the end."""
-        size, many = _INTEGERS.get(int(tag["type"]), 0), int(tag["count"])
+        code, kind, many, content = tag
+        size = _INTEGERS.get(kind, 0)
         if not size or size * many > end:
             return np.zeros(0, np.uint64)
         if many > most:
-            raise refuse(f"at most {most:,} values in tag {tag['code']}", f"{many:,}")
-        content = bytes(tag["value"])
+            raise refuse(f"at most {most:,} values in tag {code}", f"{many:,}")
         if size * many > wide:
-            file.seek(struct.unpack(place, content)[0])
+            file.seek(place.unpack(content)[0])
             content = file.read(size * many)
         whole = min(len(content) // size, many) * size
         return np.frombuffer(content[:whole], f"{order}u{size}").astype(np.uint64)
 
     seen: set[int] = set()
+    most = limits.max_pixels()
     pixels, packed, segments, text = 0, 0, 0, 0
-    todo = [(struct.unpack(place, start[8:16] if big else start[4:8])[0], True)]
+    todo = [(place.unpack(start[8:16] if big else start[4:8])[0], True)]
     while todo:
         at, follows = todo.pop()
         if not at or at >= end:
@@ -146,22 +147,21 @@ def _survey(path: Path, file: BinaryIO) -> int:
         if len(seen) > _PAGES:
             raise refuse(f"at most {_PAGES:,} pages", "more")
         file.seek(at)
-        head = file.read(8 if big else 2)
-        tags = struct.unpack(f"{order}{'Q' if big else 'H'}", head)[0] if len(head) == (8 if big else 2) else 0
+        head = file.read(number.size)
+        tags = number.unpack(head)[0] if len(head) == number.size else 0
         if tags > _TAGS:
             raise refuse(f"at most {_TAGS:,} tags per page", f"{tags:,}")
-        content = file.read(tags * entry.itemsize)
-        after = file.read(wide)
-        table = np.frombuffer(content[: len(content) // entry.itemsize * entry.itemsize], entry)
-        if follows and len(after) == wide:
-            todo.append((struct.unpack(place, after)[0], True))
-        known = {int(tag["code"]): tag for tag in table}
-        sides = [int(values(known[code], 1)[:1].sum()) if code in known else 0 for code in (257, 256)]
-        if follows and (found := limits.too_large((sides[0], sides[1]))):
-            raise FileError.of("E210", path, *found)
-        pixels += sides[0] * sides[1] * follows
-        if found := limits.too_large((1, 1), max(pixels, 1)):
-            raise FileError.of("E210", path, *found)
+        content = file.read(tags * entry.size + wide)
+        if follows and len(content) == tags * entry.size + wide:
+            todo.append((place.unpack(content[-wide:])[0], True))
+        whole = min(len(content) // entry.size, tags) * entry.size
+        known = {tag[0]: tag for tag in entry.iter_unpack(content[:whole])}
+        height, width = (int(values(known[code], 1).sum()) if code in known else 0 for code in (257, 256))
+        pixels += height * width * follows
+        if pixels > most:  # of several pages, perhaps; else it is judged as the others are, with its type
+            found = limits.too_large((height, width)) or limits.too_large((1, 1), pixels)
+            if found:
+                raise FileError.of("E210", path, *found)
         for code in (273, 324, 279, 325):
             if code in known:
                 many = values(known[code], _SEGMENTS)
@@ -169,7 +169,7 @@ def _survey(path: Path, file: BinaryIO) -> int:
                 packed += int(many.sum()) * (code in (279, 325)) * follows
         if segments > 2 * _SEGMENTS:
             raise refuse(f"at most {_SEGMENTS:,} strips or tiles", "more")
-        text += sum(int(known[code]["count"]) for code in (270, 305, 50838, 50839) if code in known)
+        text += sum(known[code][2] for code in (270, 305, 50838, 50839) if code in known)
         if text > _TEXT:
             raise refuse(f"at most {_TEXT:,} bytes of descriptions", f"{text:,}")
         if 330 in known and follows:  # pages of their own below this one, such as smaller copies

@@ -1,0 +1,103 @@
+"""Bombs are refused by their headers, quickly and in little memory."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ambiseg._util import limits
+from ambiseg._util.errors import ConfigError
+from ambiseg.io.errors import FileError
+from ambiseg.io.open import open_source
+from ambiseg.io.source import ReadOptions
+from tests.bombs import BOMBS
+from tests.files import save
+
+
+def refused(path: Path, **options: Any) -> str:
+    """The refusal of a file as one line, or nothing if it is read."""
+    try:
+        source = open_source(path, ReadOptions(**options))
+        pixels = source.read(0)
+    except FileError as error:
+        return str(error)
+    assert pixels.shape == (source.channels, *source.size)
+    return ""
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_are_refused_by_their_headers(tmp_path, name, capfd):
+    suffix, content, expected = BOMBS[name]
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(content(tmp_path))
+    as_mask = refused(path, mask=True)  # imports and caches are not the bomb's
+    tracemalloc.start()
+    start = time.process_time()
+    said, spent, (_, peak) = refused(path), time.process_time() - start, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 40e6, f"{peak:,} bytes"
+    assert spent < 20
+    for line in (said, as_mask):
+        assert "\n" not in line
+        assert line.startswith(f"{path}: expected") or not (expected or line)
+        assert re.search(expected, line)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_memory_outside_of_python_stays_small_too(tmp_path):
+    """Decoders in C allocate where tracemalloc does not look: all bombs in one process, by its resident memory."""
+    for name, (suffix, content, _) in BOMBS.items():
+        (tmp_path / f"{list(BOMBS).index(name)}{suffix}").write_bytes(content(tmp_path))
+    (tmp_path / "made.dcm").unlink()
+    code = """if True:
+        import resource, sys
+        from pathlib import Path
+        from ambiseg.io.errors import FileError
+        from ambiseg.io.open import open_source
+        import PIL.Image, nibabel, pydicom, tifffile, pydicom.pixels
+        paths = sorted(Path(sys.argv[1]).iterdir())
+        def most():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = most()
+        for path in paths:
+            try:
+                open_source(path).read(0)
+            except FileError:
+                pass
+            print(most() - before, path.name, flush=True)
+    """
+    ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert ran.stderr == ""
+    last, name = ran.stdout.splitlines()[-1].split()
+    assert int(last) < 150_000, f"{last} kB after {name}: {ran.stdout}"
+
+
+def test_more_is_read_where_it_is_allowed(tmp_path, monkeypatch):
+    path = save(tmp_path / "a.png", np.zeros((40, 50), np.uint8))
+    np.save(tmp_path / "a.npy", np.zeros((30, 8, 8), np.uint8))
+    monkeypatch.setenv("AMBISEG_MAX_PIXELS", "1999")
+    assert "at most 1,999 pixels per slice (--max-pixels), found 2,000" in refused(path)
+    monkeypatch.setenv("AMBISEG_MAX_PIXELS", "200")
+    with pytest.raises(FileError) as caught:
+        open_source(tmp_path / "a.npy")
+    assert caught.value.problem.code == "E210"
+    assert caught.value.problem.remedy.endswith("--max-pixels 240 or AMBISEG_MAX_PIXELS=240")
+    for name, least in (("a.png", "2000"), ("a.npy", "240")):
+        with limits.limited(least):
+            assert not open_source(tmp_path / name).read(0).any()
+    assert os.environ["AMBISEG_MAX_PIXELS"] == "200"
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "0", "1e6", "9" * 30, "٣"])
+def test_a_limit_that_is_none_is_one_line(text):
+    with pytest.raises(ConfigError, match=r"^--max-pixels: expected a whole number of pixels"), limits.limited(text):
+        pass
