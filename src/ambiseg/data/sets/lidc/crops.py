@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ambiseg._util.errors import DataError
+from ambiseg._util.limits import too_large
 from ambiseg.data.case import Case, Cases, Progress, digest
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.files import file_state
@@ -125,9 +126,7 @@ class Crops(Cases):
     def __getitem__(self, index: int) -> Case:
         image, masks = self.read(index)
         where = self.where(index)
-        if image.ndim != 2 or masks.shape != (READERS, *image.shape):
-            found = f"{list(image.shape)} and {list(masks.shape)}"
-            raise DataError(f"{where}: expected an image [H, W] and masks [{READERS}, H, W], found {found}")
+        check_shapes(where, image.shape, masks.shape, image.dtype)
         if image.dtype.kind == "f" and not np.isfinite(image).all():
             raise DataError(f"{where}: expected finite numbers, found nan or infinite ones")
         if self.options.align:
@@ -154,6 +153,15 @@ class Crops(Cases):
 
     def state(self) -> str:
         return digest("lidc", self.form, repr(self.options), *map(file_state, self.files()))
+
+
+def check_shapes(where: str, image: Sequence[int], masks: Sequence[int], dtype: np.dtype) -> None:
+    """Judge the shapes of one case, before anything is allocated where the source has them beforehand."""
+    if len(image) != 2 or tuple(masks) != (READERS, *image) or not min(image):
+        found = f"{list(image)} and {list(masks)}"
+        raise DataError(f"{where}: expected an image [H, W] and masks [{READERS}, H, W], found {found}")
+    if problem := too_large((image[0], image[1]), itemsize=dtype.itemsize):
+        raise DataError(f"{where}: {'; '.join(problem)}")
 
 
 def unit_image(image: np.ndarray, where: str, shift: float = 0.0) -> np.ndarray:

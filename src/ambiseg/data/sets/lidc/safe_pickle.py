@@ -1,8 +1,16 @@
 """What a pickle of plain values and NumPy arrays holds, without running it and without reading its pixels.
 
-A pickle is a program. :func:`index` interprets it with Python's own unpickler, reduced to the opcodes that make
+A pickle is a program. :func:`index` interprets it by a small machine of its own, which knows the opcodes that make
 dictionaries, lists, texts, numbers and arrays. No module is imported and no function of the file's choice is called: a
 name that is not one of NumPy's few constructors is refused.
+
+What a file can cost is bounded by construction:
+
+- steps, and with them values and time: by a number that grows with the file's size, as those of images do;
+- depth: a list or dictionary cannot be changed once it is in another, so none is ever in itself, and each knows how
+  deep it is; tuples are lists here;
+- hashing: keys are texts, whose hash no file can choose, and the memo is a list;
+- sizes: of lines, of numbers, and of arrays, whose shape must fit their bytes in the file.
 
 Bytes of arrays are not read. Their place in the file is kept instead, so that a file of any size becomes a small
 dictionary and each array can be read alone. The C unpickler cannot do this: its memo holds all bytes until the end.
@@ -10,33 +18,38 @@ dictionary and each array can be read alone. The C unpickler cannot do this: its
 
 from __future__ import annotations
 
-import ast
+import codecs
+import math
 import pickle
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from ambiseg._util.errors import DataError
 
 _LONG = 512  # texts and bytes longer than this are left in the file
-_MOST = 1 << 25  # reads of the file: each makes at most one object, and a case of LIDC takes about 250
+_LINE = 1 << 26  # bytes of a line that is left in the file: an image of protocol 0
+_NUMBER = 8  # bytes of an integer
+_DEEP = 16  # lists and dictionaries in each other; those of LIDC are 3 deep
+_SOME, _BYTES_PER_STEP, _MOST = 1 << 17, 32, 1 << 23  # steps; the 15,096 cases of LIDC take 3 million in 3 GB
 _KNOWN = re.compile(
     r"numpy(\.core|\._core)?\.(multiarray\._reconstruct|multiarray\.scalar|numeric\._frombuffer|ndarray|dtype)"
     r"|(builtins|__builtin__)\.(dict|bytes|str|unicode)|collections\.OrderedDict|_codecs\.encode"
     r"|(pydicom\.uid|dicom\.UID)\.UID"
 )
-_Unpickler: Any = pickle._Unpickler  # type: ignore[attr-defined]  # the one in Python: its opcodes can be replaced
-Decode = Callable[[bytes], bytes | str]
+_DTYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|[SU][1-9]\d{0,2})")  # others are slow to parse, or are records
+
+_NOTHING = np.dtype(np.uint8)  # of an array that was not filled
 
 
 def index(path: Path) -> Any:
-    """The object that the pickle at ``path`` describes, each array a :class:`StoredArray`.
+    """The object that the pickle at ``path`` describes: keys are texts, sequences lists, each array a StoredArray.
 
     Raises :class:`DataError` that names the function that a file wants to call, or the byte at which it is damaged.
 
@@ -52,66 +65,76 @@ def index(path: Path) -> Any:
     with open(path, "rb") as file:
         size = path.stat().st_size
         try:
-            return _Index(_File(file, size, _MOST)).load()
-        except EOFError:
-            found = f"its end at byte {size:,}: cut short, copy it again"
-            raise DataError(f"{path}: expected a whole pickle, found {found}") from None
+            return _Machine(file, size).run()
         except _RefusedCallError as refused:
-            found = f"that it wants to call {refused}: refused, nothing in it was run"
+            found = f"that it wants to call {_plain(refused)}: refused, nothing in it was run"
             raise DataError(f"{path}: expected plain values and NumPy arrays, found {found}") from None
         except Exception as error:  # damaged bytes make any of the steps fail
-            found = f"byte {file.tell():,} makes no sense ({type(error).__name__}: {error})"
+            if file.tell() >= size:  # the last step is to stop, and no other reads the last byte
+                found = f"its end at byte {size:,}: cut short, copy it again"
+                raise DataError(f"{path}: expected a whole pickle, found {found}") from None
+            found = f"byte {file.tell():,} makes no sense ({type(error).__name__}: {_plain(error)})"
             raise DataError(f"{path}: expected a pickle of NumPy arrays, found that {found}") from None
 
 
-def text_of(value: Any) -> str:
-    """A text, which Python 2 wrote as bytes."""
-    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
+def _plain(error: Exception) -> str:
+    """The text of an error without what a file may have put into it: line ends, controls, half characters."""
+    return str(error)[:120].encode("unicode_escape").decode()
 
 
 # -- values ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+class Form(NamedTuple):
+    """How texts and bytes are written: what decodes them, and the most bytes that one character takes."""
+
+    decode: Callable[[bytes], bytes | str]
+    most: int = 1
+
+
+@dataclass(eq=False, slots=True)
 class Span:
-    """Bytes that are left in the file: ``count`` of them from ``start``, and the function that decodes them."""
+    """Bytes that are left in the file: ``count`` of them from ``start``, in some form."""
 
     start: int
     count: int
-    decode: Decode
+    form: Form
 
     def read(self, file: BinaryIO) -> bytes:
         file.seek(self.start)
         content = file.read(self.count)
         if len(content) < self.count:
             raise EOFError
-        return _bytes_of(self.decode(content))
+        return _bytes_of(self.form.decode(content))
 
 
 @dataclass(eq=False, slots=True)
 class StoredArray:
     """An array that is still in the file."""
 
-    dtype: np.dtype | None = None
-    shape: tuple[int, ...] = ()
+    dtype: np.dtype = _NOTHING
+    shape: tuple[int, ...] = (0,)
     fortran: bool = False
     content: Span | bytes = b""
 
     def read(self, file: BinaryIO) -> np.ndarray:
         """The array itself. ``ValueError`` where the file has another number of bytes than its shape needs."""
         content = self.content.read(file) if isinstance(self.content, Span) else self.content
-        array = np.frombuffer(content, self.dtype or np.uint8)
-        if array.size != int(np.prod(self.shape)):
+        if len(content) != self.dtype.itemsize * math.prod(self.shape):
             raise ValueError(f"{len(content)} bytes where {list(self.shape)} {self.dtype} needs another number")
-        return array.reshape(self.shape, order="F" if self.fortran else "C")
+        return np.frombuffer(content, self.dtype).reshape(self.shape, order="F" if self.fortran else "C")
 
     def set(self, shape: Any, kind: Any, fortran: Any, content: Any) -> StoredArray:
         if not isinstance(kind, _DType) or not isinstance(content, Span | bytes | str):
             raise ValueError("an array of Python objects")
-        if not isinstance(shape, tuple) or not all(isinstance(n, int) and n >= 0 for n in shape):
-            raise ValueError(f"shape {shape!r:.40}")
-        self.dtype, self.shape, self.fortran = kind.dtype, shape, bool(fortran)
-        self.content = content if isinstance(content, Span) else _bytes_of(content)
+        if not isinstance(shape, _List) or len(shape) > 8 or not all(type(n) is int and n >= 0 for n in shape):
+            raise ValueError("an array of no shape")
+        content = content if isinstance(content, Span) else _bytes_of(content)
+        size = kind.dtype.itemsize * math.prod(shape)
+        found, most = (content.count, content.form.most) if isinstance(content, Span) else (len(content), 1)
+        if not size <= found <= size * most + 2 * (most > 1):  # 2: the quotes of some forms
+            raise ValueError(f"an array of shape {list(shape)} and {kind.dtype} in {found:,} bytes")
+        self.dtype, self.shape, self.fortran, self.content = kind.dtype, tuple(shape), bool(fortran), content
         return self
 
 
@@ -121,10 +144,6 @@ class _DType:
 
     dtype: np.dtype
 
-    def __post_init__(self) -> None:
-        if self.dtype.kind not in "biufUS":
-            raise ValueError(f"an array of {self.dtype}")
-
 
 @dataclass(frozen=True, slots=True)
 class _Function:
@@ -133,164 +152,336 @@ class _Function:
     name: str
 
 
-class _Dict(dict):
-    """Hashes texts and numbers only: the hash of nested tuples is recursive, and their depth is the file's choice."""
+class _List(list):
+    """A list or tuple: how deep the containers in it are, and whether it is in one itself."""
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        if not isinstance(key, str | bytes | int | float):
-            raise ValueError("a key that is neither a text nor a number")
-        super().__setitem__(key, value)
+    __slots__ = ("depth", "placed")
+
+    def __init__(self, items: Sequence[Any] = ()) -> None:
+        list.__init__(self, items)
+        self.depth, self.placed = _depth(items), False
+
+    def add(self, items: Sequence[Any]) -> None:
+        self.depth = max(self.depth, _depth(items))
+        if self.placed:  # asked last: it may be among the items
+            raise ValueError("a list that grows in another")
+        self.extend(items)
+
+
+class _Dict(dict):
+    """The same for a dictionary. Its keys are texts: bytes, as Python 2 has them, and whole numbers become texts."""
+
+    __slots__ = ("depth", "placed")
+
+    def __init__(self, items: Sequence[Any] = ()) -> None:
+        self.depth, self.placed = 0, False
+        self.add(items)
+
+    def add(self, items: Sequence[Any]) -> None:
+        """Keys and values in turn."""
+        values = items[1::2]
+        self.depth = max(self.depth, _depth(values))
+        if self.placed:
+            raise ValueError("a dictionary that grows in another")
+        for key, value in zip(items[::2], values, strict=True):
+            if not isinstance(key, str):
+                if not isinstance(key, bytes | int):
+                    raise ValueError("a key that is neither a text nor a whole number")
+                key = text_of(key)
+            self[key] = value
+
+
+_HOLDERS = (_List, _Dict)  # once: a union of types is slow to make
+
+
+def _depth(items: Sequence[Any]) -> int:
+    """How deep containers are that hold ``items``, which must not change from here on."""
+    depth = 0
+    for item in items:
+        if isinstance(item, _HOLDERS):
+            item.placed = True
+            depth = max(depth, item.depth + 1)
+    if depth > _DEEP:
+        raise ValueError("values in each other, deeper than a data set has them")
+    return depth
+
+
+def kind(value: Any) -> str:
+    """What a value is called in messages."""
+    ours = {_List: "list", _Dict: "dictionary", StoredArray: "array", Span: "long text", _DType: "dtype"}
+    return {**ours, _Function: "function"}.get(type(value), type(value).__name__)
+
+
+def text_of(value: str | bytes | int) -> str:
+    """A text, which Python 2 wrote as bytes."""
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
 def _bytes_of(content: bytes | str) -> bytes:
     return content.encode("latin-1") if isinstance(content, str) else content
 
 
-# -- opcodes ---------------------------------------------------------------------------------------------------
+@cache
+def _dtype(code: str) -> np.dtype:
+    if not _DTYPE.fullmatch(code):
+        raise ValueError(f"an array of {code[:40]!r}")
+    return np.dtype(code)
+
+
+# -- the machine ---------------------------------------------------------------------------------------------
 
 
 class _RefusedCallError(Exception):
     """Its text is the name of a function that is not called."""
 
 
-@dataclass
-class _File:
-    """The file as the unpickler sees it; an end that comes too early is an error."""
+class _Machine:
+    """A stack of values, the stacks below each mark, and values by number that can be taken again."""
 
-    file: BinaryIO
-    size: int
-    left: int  # reads
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self.file, self.size = file, size
+        self.read = file.read  # at the file's end it gives less than asked for, and no step comes after that one
+        self.left = min(_SOME + size // _BYTES_PER_STEP, _MOST)  # what a step can cost beyond itself, for all steps
+        self.stack: list[Any] = []
+        self.below: list[list[Any]] = []
+        self.memo: list[Any] = []
 
-    def read(self, count: int) -> bytes:
-        self.left -= 1
-        if count > _LONG or not self.left:
-            raise ValueError("more than a data set has")
-        if len(content := self.file.read(count)) < count:
-            raise EOFError
-        return content
+    def run(self) -> Any:
+        read, steps = self.read, _STEPS
+        for _ in range(self.left):
+            code = read(1)
+            if code not in steps:
+                if code == pickle.STOP:
+                    return self.stack.pop()
+                raise ValueError("an opcode that plain values do not need")
+            steps[code](self)
+        raise ValueError("more steps than a data set of this size has")
 
-    def readline(self) -> bytes:
-        if not (content := self.file.readline()).endswith(b"\n"):
-            raise EOFError
-        return content
+    def spend(self, steps: int) -> None:
+        self.left -= steps
+        if self.left < 0:
+            raise ValueError("more steps than a data set of this size has")
 
+    def line(self, most: int = 64) -> bytes:
+        content = self.file.readline(most + 1)
+        if not content.endswith(b"\n"):
+            raise ValueError("a line that is too long")
+        return content[:-1]
 
-class _Index(_Unpickler):
-    """Python's unpickler with a fixed set of opcodes and functions, which leaves long texts and bytes in the file."""
+    # -- stack and memo
 
-    def __init__(self, file: _File) -> None:
-        super().__init__(file)
-        self.file, self.size = file.file, file.size
+    def mark(self) -> None:
+        if len(self.below) >= _DEEP:
+            raise ValueError("marks in each other, deeper than a data set has them")
+        self.below.append(self.stack)
+        self.stack = []
 
-    def find_class(self, module: str, name: str) -> _Function:
-        if not _KNOWN.fullmatch(f"{module}.{name}"):
-            raise _RefusedCallError(f"{module}.{name}")
-        return _Function(f"{module}.{name}")
+    def pop_mark(self) -> list[Any]:
+        items, self.stack = self.stack, self.below.pop()
+        return items
+
+    def marked(self, make: Callable[[list[Any]], Any]) -> None:
+        items = self.pop_mark()
+        self.stack.append(make(items))
+
+    def pop(self, count: int) -> list[Any]:
+        items = self.stack[-count:]
+        del self.stack[-count:]
+        if len(items) < count:
+            raise ValueError("values that are missing")
+        return items
+
+    def put(self, number: int) -> None:
+        memo = self.memo
+        if number == len(memo):  # most files count without a gap
+            memo.append(self.stack[-1])
+            return
+        if number > len(memo):
+            self.spend(number - len(memo))
+            memo += [None] * (number + 1 - len(memo))
+        memo[number] = self.stack[-1]
+
+    # -- values
+
+    def add(self, items: list[Any]) -> None:
+        """Put items into the list or dictionary on top."""
+        made = self.stack[-1]
+        if not isinstance(made, _HOLDERS):
+            raise ValueError("values that are put into something that holds none")
+        made.add(items)
+
+    def text_line(self, form: Form) -> None:
+        start = self.file.tell()
+        content = self.file.readline(_LONG)
+        count = len(content)
+        while not content.endswith(b"\n"):
+            count += len(content := self.file.readline(1 << 16))
+            if not content or count > _LINE:
+                raise ValueError("a line that is too long")
+        self.stack.append(form.decode(content[:-1]) if count == len(content) else Span(start, count - 1, form))
+
+    def counted(self, size: int, form: Form, signed: bool = False) -> None:
+        """A text or bytes after their length, a number of ``size`` bytes."""
+        count = int.from_bytes(self.read(size), "little", signed=signed)
+        if count <= _LONG:
+            if count < 0:
+                raise ValueError("a negative length")
+            self.stack.append(form.decode(self.read(count)))
+            return
+        start = self.file.tell()
+        self.file.seek(min(start + count, self.size))
+        self.stack.append(Span(start, count, form))
+
+    def integer(self, size: int) -> None:
+        count = int.from_bytes(self.read(size), "little", signed=size == 4)
+        if not 0 <= count <= _NUMBER:
+            raise ValueError("a number that is too large")
+        self.stack.append(int.from_bytes(self.read(count), "little", signed=True))
+
+    def integer_line(self) -> None:
+        """Of INT or LONG; 00 and 01 are how INT writes False and True."""
+        line = self.line(24)
+        self.stack.append(line == b"01" if line in (b"00", b"01") else int(line.rstrip(b"L")))
+
+    # -- functions
+
+    def function(self, module: Any, name: Any) -> None:
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise ValueError("a function whose name is no text")
+        if not _KNOWN.fullmatch(known := f"{module}.{name}"):
+            raise _RefusedCallError(known)
+        self.stack.append(_Function(known))
+
+    def instance(self) -> None:
+        raise _RefusedCallError(".".join(text_of(self.line(_LONG)) for _ in range(2)))
 
     def call(self) -> None:
-        arguments, function = self.stack.pop(), self.stack.pop()
-        if not isinstance(function, _Function) or not isinstance(arguments, tuple):
+        function, arguments = self.pop(2)
+        if not isinstance(function, _Function) or not isinstance(arguments, _List):
             raise ValueError("a call of something that is not a function")
-        self.append(_made(function.name, arguments))
+        self.stack.append(self.made(function.name, arguments))
+
+    def made(self, name: str, arguments: _List) -> Any:
+        """What a call of a known function makes."""
+        match name.rpartition(".")[2], arguments:
+            case "_reconstruct", (_Function(), _, _):
+                return StoredArray()
+            case "_frombuffer", (content, kind, shape, order):
+                return StoredArray().set(shape, kind, isinstance(order, str) and order == "F", content)
+            case "dtype", (str() | bytes() as code, *_):
+                return _DType(_dtype(text_of(code)))
+            case "scalar", (_DType() as kind, bytes() | str() as content):
+                return np.frombuffer(_bytes_of(content), kind.dtype, 1)[0].item()
+            case "encode", (Span() | str() as text, "latin1" | "latin-1"):  # how protocols 0 to 2 write bytes
+                return text if isinstance(text, Span) else _bytes_of(text)
+            case "dict" | "OrderedDict", ():
+                return _Dict()
+            case "dict" | "OrderedDict", (_List() as pairs,):  # how Python 2 writes an OrderedDict
+                self.spend(len(pairs))  # a list that is made once can be taken many times
+                if not all(isinstance(pair, _List) and len(pair) == 2 for pair in pairs):
+                    raise ValueError("a dictionary of something else than keys and values")
+                return _Dict([one for pair in pairs for one in pair])
+            case "bytes", ():  # how protocols 0 to 2 write empty bytes
+                return b""
+            case "str" | "unicode" | "UID", (str() as text,):  # UID: pydicom's subclass of str
+                return text
+        raise _RefusedCallError(name)
 
     def build(self) -> None:
         state, made = self.stack.pop(), self.stack[-1]
+        if isinstance(made, str):
+            return  # a subclass of str may have a state, which is not needed
+        if not isinstance(state, _List) or not isinstance(made, StoredArray | _DType):
+            raise ValueError("a state of its own")
         if isinstance(made, StoredArray):
             made.set(*state[-4:])
-        elif isinstance(made, _DType):
-            if state[3] is not None or state[1] not in ("<", ">", "|", "="):
-                raise ValueError("an array of records")
+        elif any(part is not None for part in state[2:5]) or state[1] not in _ORDERS:
+            raise ValueError("an array of records")
+        else:
             made.dtype = made.dtype.newbyteorder(state[1])
-        elif not isinstance(made, str):  # a subclass of str may have a state, which is not needed
-            raise ValueError("a state of its own")
-
-    def make_dict(self) -> None:
-        items = self.pop_mark()
-        self.append(_Dict())
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            self.stack[-1][key] = value
-
-    def instance(self) -> None:
-        raise _RefusedCallError(".".join(self.readline()[:-1].decode("latin-1") for _ in range(2)))
-
-    def unknown(self) -> None:
-        raise ValueError("an opcode that plain values do not need")
-
-    def line(self, decode: Decode) -> None:
-        start, line = self.file.tell(), self.readline()[:-1]
-        self.append(decode(line) if len(line) <= _LONG else Span(start, len(line), decode))
-
-    def counted(self, form: str, decode: Decode) -> None:
-        """A text or bytes after their length."""
-        (count,) = struct.unpack(form, self.read(struct.calcsize(form)))
-        start = self.file.tell()
-        if not 0 <= count <= self.size - start:
-            raise EOFError
-        if count > _LONG:
-            self.file.seek(count, 1)
-        self.append(decode(self.read(count)) if count <= _LONG else Span(start, count, decode))
 
 
-def _made(name: str, arguments: tuple[Any, ...]) -> Any:
-    """What a call of a known function makes."""
-    match name.rpartition(".")[2], arguments:
-        case "_reconstruct", (_Function(), _, _):
-            return StoredArray()
-        case "_frombuffer", (content, kind, shape, order):
-            return StoredArray().set(shape, kind, order == "F", content)
-        case "dtype", (code, *_):
-            return _DType(np.dtype(text_of(code)))
-        case "scalar", (_DType() as kind, bytes() | str() as content):
-            return np.frombuffer(_bytes_of(content), kind.dtype, 1)[0].item()
-        case "encode", (Span() | str() as text, "latin1" | "latin-1"):  # how protocols 0 to 2 write bytes
-            return text if isinstance(text, Span) else _bytes_of(text)
-        case "dict" | "OrderedDict", (*pairs,) if len(pairs) < 2:
-            made = _Dict()
-            for key, value in pairs[0] if pairs else ():
-                made[key] = value
-            return made
-        case "bytes", ():  # how protocols 0 to 2 write empty bytes
-            return b""
-        case "str" | "unicode" | "UID", (str() as text,):  # UID: pydicom's subclass of str
-            return str(text)
-    raise _RefusedCallError(name)
+_ORDERS = ["<", ">", "|", "="]  # a list: `in` compares, and does not hash what is asked for
+_BYTES = Form(bytes)
+_LATIN = Form(partial(str, encoding="latin-1"))  # bytes of Python 2
+_UTF8 = Form(partial(str, encoding="utf-8"), 2)  # characters of bytes, those below 256, take no more
+_ESCAPED = Form(partial(str, encoding="raw-unicode-escape"), 6)
 
 
-def _quoted(line: bytes) -> str:
+def _unquoted(line: bytes) -> str:
     """A byte string as Python 2 shows it."""
-    return text_of(ast.literal_eval("b" + text_of(line).lstrip("b")))
+    if len(line) < 2 or line[:1] not in (b"'", b'"') or line[-1:] != line[:1]:
+        raise ValueError("a text without quotes")
+    return codecs.escape_decode(line[1:-1])[0].decode("latin-1")  # type: ignore[attr-defined]  # as pickle does
 
 
-_utf8 = partial(str, encoding="utf-8", errors="surrogatepass")
-_escaped = partial(str, encoding="raw-unicode-escape")
-_KEPT = (
-    "PROTO STOP MARK POP POP_MARK DUP NONE NEWTRUE NEWFALSE EMPTY_LIST LIST APPEND APPENDS SETITEM SETITEMS "
-    "EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 INT LONG FLOAT BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT "
-    "GLOBAL STACK_GLOBAL PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET"
-)
-_REPLACED: dict[bytes, Callable[[Any], Any]] = {
-    pickle.FRAME: lambda self: self.read(8),  # only tells how much may be read ahead
-    pickle.READONLY_BUFFER: lambda self: None,
-    pickle.INST: _Index.instance,
-    pickle.REDUCE: _Index.call,
-    pickle.NEWOBJ: _Index.call,
-    pickle.BUILD: _Index.build,
-    pickle.DICT: _Index.make_dict,
-    pickle.EMPTY_DICT: lambda self: self.append(_Dict()),
-    pickle.STRING: lambda self: self.line(_quoted),
-    pickle.UNICODE: lambda self: self.line(_escaped),
-    pickle.BINSTRING: lambda self: self.counted("<i", text_of),
-    pickle.SHORT_BINSTRING: lambda self: self.counted("<B", text_of),
-    pickle.BINUNICODE: lambda self: self.counted("<I", _utf8),
-    pickle.SHORT_BINUNICODE: lambda self: self.counted("<B", _utf8),
-    pickle.BINUNICODE8: lambda self: self.counted("<Q", _utf8),
-    pickle.BINBYTES: lambda self: self.counted("<I", bytes),
-    pickle.SHORT_BINBYTES: lambda self: self.counted("<B", bytes),
-    pickle.BINBYTES8: lambda self: self.counted("<Q", bytes),
-    pickle.BYTEARRAY8: lambda self: self.counted("<Q", bytes),
-}
-_Index.dispatch = {
-    **dict.fromkeys(range(256), _Index.unknown),
-    **{(code := getattr(pickle, name)[0]): _Unpickler.dispatch[code] for name in _KEPT.split()},
-    **{code[0]: load for code, load in _REPLACED.items()},
+def _natural(line: bytes) -> int:
+    if not line.isdigit():
+        raise ValueError("a value of no number")
+    return int(line)
+
+
+_QUOTED = Form(_unquoted, 4)
+_half, _whole, _signed, _double = (struct.Struct(form).unpack for form in ("<H", "<I", "<i", ">d"))
+_STEPS: dict[bytes, Callable[[_Machine], Any]] = {
+    pickle.PROTO: lambda m: m.read(1),
+    pickle.FRAME: lambda m: m.read(8),  # only tells how much may be read ahead
+    pickle.READONLY_BUFFER: lambda m: None,
+    pickle.MARK: _Machine.mark,
+    pickle.POP: lambda m: m.stack.pop() if m.stack else m.pop_mark(),
+    pickle.POP_MARK: _Machine.pop_mark,
+    pickle.DUP: lambda m: m.stack.append(m.stack[-1]),
+    # values
+    pickle.NONE: lambda m: m.stack.append(None),
+    pickle.NEWTRUE: lambda m: m.stack.append(True),
+    pickle.NEWFALSE: lambda m: m.stack.append(False),
+    pickle.INT: _Machine.integer_line,
+    pickle.LONG: _Machine.integer_line,
+    pickle.BININT: lambda m: m.stack.append(*_signed(m.read(4))),
+    pickle.BININT1: lambda m: m.stack.append(m.read(1)[0]),
+    pickle.BININT2: lambda m: m.stack.append(*_half(m.read(2))),
+    pickle.LONG1: lambda m: m.integer(1),
+    pickle.LONG4: lambda m: m.integer(4),
+    pickle.FLOAT: lambda m: m.stack.append(float(m.line())),
+    pickle.BINFLOAT: lambda m: m.stack.append(*_double(m.read(8))),
+    pickle.STRING: lambda m: m.text_line(_QUOTED),
+    pickle.UNICODE: lambda m: m.text_line(_ESCAPED),
+    pickle.BINSTRING: lambda m: m.counted(4, _LATIN, signed=True),
+    pickle.SHORT_BINSTRING: lambda m: m.counted(1, _LATIN),
+    pickle.BINUNICODE: lambda m: m.counted(4, _UTF8),
+    pickle.SHORT_BINUNICODE: lambda m: m.counted(1, _UTF8),
+    pickle.BINUNICODE8: lambda m: m.counted(8, _UTF8),
+    pickle.BINBYTES: lambda m: m.counted(4, _BYTES),
+    pickle.SHORT_BINBYTES: lambda m: m.counted(1, _BYTES),
+    pickle.BINBYTES8: lambda m: m.counted(8, _BYTES),
+    pickle.BYTEARRAY8: lambda m: m.counted(8, _BYTES),
+    # containers
+    pickle.EMPTY_LIST: lambda m: m.stack.append(_List()),
+    pickle.EMPTY_TUPLE: lambda m: m.stack.append(_List()),
+    pickle.LIST: lambda m: m.marked(_List),
+    pickle.TUPLE: lambda m: m.marked(_List),
+    pickle.TUPLE1: lambda m: m.stack.append(_List(m.pop(1))),
+    pickle.TUPLE2: lambda m: m.stack.append(_List(m.pop(2))),
+    pickle.TUPLE3: lambda m: m.stack.append(_List(m.pop(3))),
+    pickle.APPEND: lambda m: m.add(m.pop(1)),
+    pickle.APPENDS: lambda m: m.add(m.pop_mark()),
+    pickle.EMPTY_DICT: lambda m: m.stack.append(_Dict()),
+    pickle.DICT: lambda m: m.marked(_Dict),
+    pickle.SETITEM: lambda m: m.add(m.pop(2)),
+    pickle.SETITEMS: lambda m: m.add(m.pop_mark()),
+    # memo
+    pickle.PUT: lambda m: m.put(_natural(m.line(12))),
+    pickle.BINPUT: lambda m: m.put(m.read(1)[0]),
+    pickle.LONG_BINPUT: lambda m: m.put(*_whole(m.read(4))),
+    pickle.MEMOIZE: lambda m: m.memo.append(m.stack[-1]),
+    pickle.GET: lambda m: m.stack.append(m.memo[_natural(m.line(12))]),
+    pickle.BINGET: lambda m: m.stack.append(m.memo[m.read(1)[0]]),
+    pickle.LONG_BINGET: lambda m: m.stack.append(m.memo[_whole(m.read(4))[0]]),
+    # functions
+    pickle.GLOBAL: lambda m: m.function(text_of(m.line(_LONG)), text_of(m.line(_LONG))),
+    pickle.STACK_GLOBAL: lambda m: m.function(*m.pop(2)),
+    pickle.INST: _Machine.instance,
+    pickle.REDUCE: _Machine.call,
+    pickle.NEWOBJ: _Machine.call,
+    pickle.BUILD: _Machine.build,
 }

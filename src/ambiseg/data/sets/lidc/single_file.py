@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -11,8 +12,19 @@ from ambiseg._util.errors import DataError
 from ambiseg._util.text import some
 from ambiseg.data.case import Progress
 from ambiseg.data.sets.arrays import Arrays, load_npz
-from ambiseg.data.sets.lidc.crops import BYTES, LUNG, PARTS, READERS, UNIT, Crop, Crops, shift_of, unit_image
-from ambiseg.data.sets.lidc.safe_pickle import StoredArray, index, text_of
+from ambiseg.data.sets.lidc.crops import (
+    BYTES,
+    LUNG,
+    PARTS,
+    READERS,
+    UNIT,
+    Crop,
+    Crops,
+    check_shapes,
+    shift_of,
+    unit_image,
+)
+from ambiseg.data.sets.lidc.safe_pickle import StoredArray, index, kind, text_of
 
 _KEYS = ("image", "masks", "series_uid")
 _BLOCK = 32  # images that are read at once: files of compressed blocks are slow to read one by one
@@ -34,8 +46,8 @@ class Pickle(Crops):
     def index(self, progress: Progress | None) -> list[Crop]:
         found = index(self.source)
         if not isinstance(found, dict):
-            raise DataError(f"{self.source}: expected a dictionary of cases, found a {type(found).__name__}")
-        return [_crop(text_of(key), value, f"{self.source}: case {text_of(key)!r}") for key, value in found.items()]
+            raise DataError(f"{self.source}: expected a dictionary of cases, found a {kind(found)}")
+        return [_crop(self.source, name, value) for name, value in found.items()]
 
     def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         where = self.where(index)
@@ -45,8 +57,6 @@ class Pickle(Crops):
             image, *masks = (array.read(self._file) for array in self.crops[index].place)
         except (ValueError, EOFError) as error:
             raise DataError(f"{where}: expected its pixels, found {error or 'the end of the file'}") from None
-        if len(shapes := {mask.shape for mask in masks}) > 1:
-            raise DataError(f"{where}: expected masks of one size, found {some(sorted(shapes), joint=' and ')}")
         return unit_image(image, where), np.stack(masks) if len(masks) > 1 else masks[0]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -57,24 +67,31 @@ class Pickle(Crops):
             self._file.close()
 
 
-def _crop(name: str, value: Any, where: str) -> Crop:
-    """One item of the dictionary; a key of Python 2 may be bytes."""
+def _crop(source: Path, name: str, value: Any) -> Crop:
+    """One item of the dictionary, checked as far as that is possible without its pixels."""
+    where = f"{source}: case {name[:80]!r}"
     if not isinstance(value, dict):
-        raise DataError(f"{where}: expected a dictionary with {', '.join(_KEYS)}, found a {type(value).__name__}")
-    items = {text_of(key): item for key, item in value.items()}
-    if missing := [key for key in _KEYS if key not in items]:
+        raise DataError(f"{where}: expected a dictionary with {', '.join(_KEYS)}, found a {kind(value)}")
+    if missing := [key for key in _KEYS if key not in value]:
         raise DataError(f"{where}: expected {', '.join(_KEYS)}, found no {missing[0]}")
-    image, masks, series = (items[key] for key in _KEYS)
-    masks = list(masks) if isinstance(masks, list | tuple) else [masks]
+    image, masks, series = (value[key] for key in _KEYS)
     if not isinstance(series, str | bytes):
-        raise DataError(f"{where}: expected a text as series_uid, found a {type(series).__name__}")
-    for array in (image, *masks):
-        if not isinstance(array, StoredArray):
-            raise DataError(f"{where}: expected arrays as image and masks, found a {type(array).__name__}")
+        raise DataError(f"{where}: expected a text as series_uid, found a {kind(series)}")
+    series = text_of(series)
+    if not (name.isprintable() and series.isprintable() and name and series):
+        raise DataError(f"{where}: expected a name and a series_uid that can be printed, found {series[:80]!r}")
+    masks = masks if isinstance(masks, list) else [masks]
+    for array in (image, *masks[: READERS + 1]):
+        if not isinstance(array, StoredArray) or array.dtype.kind not in "biuf":
+            found = f"one of {array.dtype}" if isinstance(array, StoredArray) else f"a {kind(array)}"
+            raise DataError(f"{where}: expected arrays of numbers as image and masks, found {found}")
     count = masks[0].shape[0] if len(masks) == 1 and len(masks[0].shape) == 3 else len(masks)
     if count != READERS:
         raise DataError(f"{where}: expected {READERS} masks, found {count}")
-    return Crop(name, (image, *masks), series=text_of(series), origin={"key": name})
+    if len(shapes := {mask.shape for mask in masks}) > 1:
+        raise DataError(f"{where}: expected masks of one size, found {some(sorted(shapes), joint=' and ')}")
+    check_shapes(where, image.shape, masks[0].shape if len(masks) == 1 else (count, *masks[0].shape), image.dtype)
+    return Crop(name, (image, *masks), series=series, origin={"key": name})
 
 
 class Hdf5(Crops):
