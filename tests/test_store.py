@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,9 +18,11 @@ import pytest
 
 from ambiseg._util.errors import DataError
 from ambiseg.data.case import Case, Cases, Decoded
+from ambiseg.data.loader import BatchSpec, Loader, Window
 from ambiseg.data.splits import fingerprint
 from ambiseg.data.store import Store
 from tests.cases import Listed, random_cases
+from tests.mutations import mutated, survives
 
 
 def same(a: Case, b: Case) -> bool:
@@ -187,10 +191,64 @@ def test_damaged_stores_are_named(tmp_path):
     with pytest.raises(DataError, match=r"found ambiseg\.Store/9"):
         Store(tmp_path)
     (tmp_path / "store.json").write_text("{")
-    with pytest.raises(DataError, match=r"store\.json: expected JSON"):
+    with pytest.raises(DataError, match=r"store\.json: expected a store as JSON"):
         Store(tmp_path)
     with pytest.raises(DataError, match="expected a finished store"):
         Store(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["store.json", "cases.jsonl", "regions.bin", "images.bin"])
+def test_a_damaged_store_is_read_or_refused_in_one_line(tmp_path, name):
+    Store.build(random_cases(3, void=True), tmp_path)
+
+    def read() -> None:
+        store = Store(tmp_path)
+        for i, case in enumerate(store):
+            _ = case.labels, case.valid, case.mass, store.size_of(i), store.origin(i)
+        Loader(store, store.intensity, Window((8, 8)))[BatchSpec((0, min(1, len(store) - 1)), 1)]
+
+    assert survives(tmp_path / name, read, 150) > 50
+    read()
+
+
+def test_what_a_line_says_fits_its_pixels(tmp_path):
+    Store.build(random_cases(3), tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "cases.jsonl").read_text().splitlines()]
+    for change, message in [
+        ({"readers": ["a"]}, "expected class|expected a table|weights and void regions that fit it"),
+        ({"weights": [0, 0, 0]}, "expected weights with a sum above 0, found"),
+        ({"weights": [1.0]}, "weights and void regions that fit it"),
+        ({"table": [9] * len(lines[1]["table"])}, "expected class ids below 3, found 9 to 9"),
+        ({"table": lines[1]["table"][:3]}, "expected regions below 1, found"),
+        ({"image": {**lines[1]["image"], "at": 1 << 40}}, "images.bin: case 'case-1': expected"),
+        (
+            {"image": {**lines[1]["image"], "shape": [1, 10, 12]}},
+            "expected regions of the image's size 10×12, found 12×10",
+        ),
+        ({"image": {**lines[1]["image"], "dtype": "|O"}}, "line 2: image.dtype: expected"),
+        (
+            {"regions": {**lines[1]["regions"], "shape": [0, 0]}},
+            "line 2: regions.shape.0: expected at least 1, found 0",
+        ),
+    ]:
+        changed = [lines[0], {**lines[1], **change}, lines[2]]
+        (tmp_path / "cases.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
+        with pytest.raises(DataError, match=message):
+            list(Store(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["draft.json", "draft.jsonl", "regions.bin"])
+def test_a_damaged_draft_is_not_continued(tmp_path, name):
+    cases = random_cases(4)
+    with pytest.raises(Interrupted):
+        Store.build(Breaking(cases, at=3), tmp_path / "draft")
+    rng = random.Random(name)
+    for number in range(20):
+        shutil.copytree(tmp_path / "draft", tmp_path / str(number))
+        path = tmp_path / str(number) / name
+        path.write_bytes(mutated(path.read_bytes(), rng))
+        store = Store.build(Breaking(cases, at=None), tmp_path / str(number))
+        assert name == "regions.bin" or all(same(store[i], cases[i]) for i in range(4))
 
 
 def test_a_store_can_be_sent_to_another_process(tmp_path):

@@ -16,17 +16,23 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cached_property
+from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator, with_config
+from typing_extensions import NotRequired, TypedDict  # pydantic needs it before Python 3.12
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import write_text
-from ambiseg.data.case import Case, Cases, Decoded, Extra, Flip, Progress, Reading
+from ambiseg._util.limits import too_large
+from ambiseg._util.parsing import shown
+from ambiseg._util.reading import Unreadable, read_json, read_json_lines, validated
+from ambiseg._util.text import shape_text
+from ambiseg.data.case import Case, Cases, Decoded, Extra, Flip, Progress, Reading, digest
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.splits import combine
 
@@ -36,6 +42,86 @@ _DRAFT, _JOURNAL = "draft.json", "draft.jsonl"
 _PIXELS = {"image": "images.bin", "regions": "regions.bin"}
 FILES = {*_PIXELS.values(), "cases.jsonl", "store.json", _DRAFT, _JOURNAL, "lock", "used"}
 """Names of the files in a store's folder."""
+_AGAIN = "remove the folder and build it again"
+
+
+# -- what the files hold ----------------------------------------------------------------------------------------------
+
+_Length = Annotated[int, Field(ge=1, le=1 << 40)]
+
+
+class _Pixels(TypedDict):
+    """Where the pixels of a case are in one of the two files."""
+
+    dtype: Annotated[str, Field(pattern=r"^([|<>][bui]1|[<>][uif][248])$")]
+    shape: Annotated[list[_Length], Field(min_length=2, max_length=3)]
+    at: Annotated[int, Field(ge=0, le=1 << 50, multiple_of=_ALIGN)]
+
+
+class _Regions(_Pixels):
+    dtype: Annotated[str, Field(pattern=r"^([|<>]u1|[<>]u[248])$")]  # type: ignore[misc]
+    shape: Annotated[list[_Length], Field(min_length=2, max_length=2)]
+
+
+class _Image(_Pixels):
+    shape: Annotated[list[_Length], Field(min_length=3, max_length=3)]
+
+
+@with_config(ConfigDict(extra="forbid"))
+class _Line(TypedDict):
+    """One case in ``cases.jsonl`` and ``draft.jsonl``; the latter's lines are signed."""
+
+    name: str
+    patient: str
+    declared: str | None
+    readers: Annotated[list[str], Field(min_length=1)]
+    weights: list[Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None
+    void: list[bool] | None
+    ids: Annotated[str, Field(pattern=r"^([|<>][bui]1|[<>][ui][248])$")]
+    table: Annotated[list[int], Field(min_length=1)]
+    image: _Image
+    regions: _Regions
+    image_digest: str
+    digest: str
+    origin: NotRequired[dict[str, Any]]
+    observed: NotRequired[Any]  # until the cases are settled
+    signature: NotRequired[str]
+
+
+class _Header(BaseModel):
+    """``store.json``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal["ambiseg.Store/1"]
+    state: str
+    title: str
+    classes: Annotated[tuple[str, ...], Field(min_length=1, max_length=1 << 16)]
+    evaluated: tuple[Annotated[int, Field(ge=0)], ...]
+    channels: Annotated[int, Field(ge=1, le=1 << 16)]
+    intensity: Intensity
+    units: str = ""
+    reading: Reading = Reading()
+    count: Annotated[int, Field(ge=0)]
+    patients_known: bool = True
+    patients_assumed: str = ""
+    group: str = Cases.group
+    annotator: str = Cases.annotator
+    fingerprint: str | None = None
+    about: dict[str, Any] = {}
+    extra: Extra | None = None
+    flips: tuple[Flip, ...] = ()
+
+    @model_validator(mode="after")
+    def _known_classes(self) -> _Header:
+        flipped = (id for flip in self.flips for id in (flip.source, flip.target))
+        for id in (*self.evaluated, *flipped):
+            if not 0 <= id < len(self.classes):
+                raise ValueError(f"expected class ids below {len(self.classes)}, found {id}")
+        return self
+
+
+# -- stores -----------------------------------------------------------------------------------------------------------
 
 
 class Store(Cases):
@@ -55,44 +141,36 @@ class Store(Cases):
         header = _header(self.folder)
         if header is None:
             raise DataError(f"{self.folder}: expected a finished store with store.json in it, found none")
-        self.title: str = header["title"]
-        self.classes = tuple(header["classes"])
-        self.evaluated = tuple(header["evaluated"])
-        self.channels: int = header["channels"]
-        self.intensity = Intensity(**header["intensity"])
-        self.units: str = header.get("units", "")
-        self.reading = Reading(**header.get("reading", {}))
-        extra = header.get("extra")  # JSON has numbers as texts
-        self.extra = extra and Extra(extra["classes"], {int(key): value for key, value in extra["ids"].items()})
-        self.flips = tuple(Flip(**flip) for flip in header.get("flips", []))
-        self.patients_known: bool = header.get("patients_known", True)
-        self.patients_assumed: str = header.get("patients_assumed", "")
-        self.group: str = header.get("group", Cases.group)
-        self.annotator: str = header.get("annotator", Cases.annotator)
-        self.fingerprint = header.get("fingerprint")
-        self._state: str = header["state"]
-        self._about: dict[str, Any] = header.get("about", {})
-        self._lines = _read_lines(self.folder / "cases.jsonl")
-        if len(self._lines) != header["count"]:
-            raise DataError(
-                f"{self.folder / 'cases.jsonl'}: expected {header['count']} cases, found {len(self._lines)}; "
-                "remove the folder and build it again"
-            )
+        self.title, self.units, self.reading = header.title, header.units, header.reading
+        self.classes, self.evaluated, self.flips = header.classes, header.evaluated, header.flips
+        self.channels, self.intensity, self.extra = header.channels, header.intensity, header.extra
+        self.patients_known, self.patients_assumed = header.patients_known, header.patients_assumed
+        self.group, self.annotator = header.group, header.annotator
+        self.fingerprint, self._state, self._about = header.fingerprint, header.state, header.about
+        path = self.folder / "cases.jsonl"
+        self._lines: list[_Line] = _lines_of(path)
+        self._checked: set[int] = set()
+        if len(self._lines) != header.count:
+            raise DataError(f"{path}: expected {header.count} cases, found {len(self._lines)}; {_AGAIN}")
         self.names = [line["name"] for line in self._lines]
         self.patients = [line["patient"] for line in self._lines]
         declared = [line["declared"] for line in self._lines]
-        self.declared = None if all(part is None for part in declared) else declared
+        self.declared = None if all(part is None for part in declared) else declared  # type: ignore[assignment]
         for which, name in _PIXELS.items():
             needed, found = _end(self._lines, which), _size(self.folder / name)
             if found < needed:
-                raise DataError(f"{self.folder / name}: expected {needed} bytes, found {found}: cut short")
+                raise DataError(f"{self.folder / name}: expected {needed} bytes, found {found}: cut short; {_AGAIN}")
 
     @cached_property
     def _pixels(self) -> dict[str, np.ndarray]:
         return _mapped(self.folder)
 
     def __getitem__(self, index: int) -> Case:
-        return _case(self._lines[index], self._pixels)
+        line = self._lines[index]
+        if index not in self._checked:  # once, so that training does not pay for it
+            _check(line, self._pixels, self.folder, len(self.classes))
+            self._checked.add(index)
+        return _case(line, self._pixels)
 
     def size_of(self, index: int) -> tuple[int, int]:
         height, width = self._lines[index]["regions"]["shape"]
@@ -138,11 +216,11 @@ class Store(Cases):
 
 def _write(cases: Cases, folder: Path, state: str, progress: Progress | None) -> None:
     draft = json.dumps({"format": _FORMAT, "state": state})
-    continued = (folder / _DRAFT).exists() and (folder / _DRAFT).read_bytes() == draft.encode()
+    continued = _size(folder / _DRAFT) == len(draft.encode()) and (folder / _DRAFT).read_bytes() == draft.encode()
     lines = _complete_lines(folder) if continued else []
     (folder / "store.json").unlink(missing_ok=True)  # from here on the folder holds the draft of this state
     write_text(folder / _DRAFT, draft)
-    _write_lines(folder / _JOURNAL, lines)
+    _write_lines(folder / _JOURNAL, [_signed(line) for line in lines])
     with (
         open(folder / "images.bin", "ab") as images,
         open(folder / "regions.bin", "ab") as regions,
@@ -155,7 +233,7 @@ def _write(cases: Cases, folder: Path, state: str, progress: Progress | None) ->
             lines.append(_line(decoded, images, regions))
             images.flush()
             regions.flush()
-            print(json.dumps(lines[-1]), file=journal, flush=True)  # says that the pixels are complete
+            print(json.dumps(_signed(lines[-1])), file=journal, flush=True)  # says that the pixels are complete
             if progress is not None:
                 progress(len(lines), max(len(lines), cases.expected))
         os.fsync(images.fileno())
@@ -165,7 +243,7 @@ def _write(cases: Cases, folder: Path, state: str, progress: Progress | None) ->
         pixels = _mapped(folder)
         for line, values in zip(lines, observed, strict=True):
             case = cases.settled(_case(line, pixels), values)
-            line.update(_table(case), digest=case.digest)
+            line["ids"], line["table"], line["digest"] = *_table(case), case.digest
     header = {
         "format": _FORMAT,
         "state": state,
@@ -192,17 +270,37 @@ def _write(cases: Cases, folder: Path, state: str, progress: Progress | None) ->
         (folder / name).unlink()
 
 
-def _complete_lines(folder: Path) -> list[dict[str, Any]]:
-    """The cases of an interrupted store whose pixels are all on disk."""
-    lines = _read_lines(folder / _JOURNAL, interrupted=True)
+def _complete_lines(folder: Path) -> list[_Line]:
+    """The cases of an interrupted store up to the first whose line or pixels are not as they were written."""
+    lines: list[_Line] = []
     sizes = {which: _size(folder / name) for which, name in _PIXELS.items()}
-    while lines and any(_end(lines, which) > size for which, size in sizes.items()):
-        lines.pop()
+    for line in _lines_of(folder / _JOURNAL, interrupted=True) if _size(folder / _JOURNAL) else []:
+        signed = line.pop("signature", "") == _signature(line)
+        if not signed or any(_end([line], which) > size for which, size in sizes.items()):
+            break
+        lines.append(line)
+    pixels = _mapped(folder) if lines else {}
+    for number, line in enumerate(lines):
+        try:
+            _check(line, pixels, folder)
+        except DataError:
+            return lines[:number]
     return lines
 
 
-def _line(decoded: Decoded, images: BinaryIO, regions: BinaryIO) -> dict[str, Any]:
+def _signed(line: _Line) -> _Line:
+    """A line of the journal with a hash of its content: what is continued was not changed in between."""
+    return {**line, "signature": _signature(line)}
+
+
+def _signature(line: _Line) -> str:
+    as_read = json.loads(json.dumps(line))  # JSON has numbers as texts
+    return digest(json.dumps(as_read, sort_keys=True))
+
+
+def _line(decoded: Decoded, images: BinaryIO, regions: BinaryIO) -> _Line:
     case = decoded.case
+    ids, table = _table(case)
     return {
         "name": case.name,
         "patient": case.patient,
@@ -210,7 +308,8 @@ def _line(decoded: Decoded, images: BinaryIO, regions: BinaryIO) -> dict[str, An
         "readers": list(case.readers),
         "weights": None if case.weights is None else np.asarray(case.weights, np.float64).tolist(),
         "void": None if case.void is None else case.void.tolist(),
-        **_table(case),
+        "ids": ids,
+        "table": table,
         "image": _put(images, case.image),
         "regions": _put(regions, case.regions),
         "image_digest": decoded.image_digest,
@@ -220,11 +319,11 @@ def _line(decoded: Decoded, images: BinaryIO, regions: BinaryIO) -> dict[str, An
     }
 
 
-def _table(case: Case) -> dict[str, Any]:
-    return {"ids": case.table.dtype.str, "table": case.table.reshape(-1).tolist()}
+def _table(case: Case) -> tuple[str, list[int]]:
+    return case.table.dtype.str, case.table.reshape(-1).tolist()
 
 
-def _put(file: BinaryIO, array: np.ndarray) -> dict[str, Any]:
+def _put(file: BinaryIO, array: np.ndarray) -> Any:
     file.write(b"\0" * (-file.tell() % _ALIGN))
     at = file.tell()
     array = np.ascontiguousarray(array)
@@ -239,7 +338,7 @@ def _mapped(folder: Path) -> dict[str, np.ndarray]:
     return {which: np.memmap(path, np.uint8, "r") if _size(path) else empty for which, path in paths.items()}
 
 
-def _case(line: dict[str, Any], pixels: Mapping[str, np.ndarray]) -> Case:
+def _case(line: _Line, pixels: Mapping[str, np.ndarray]) -> Case:
     def array(which: str) -> np.ndarray:
         # The bare array: np.memmap's own bookkeeping makes every slice several times as slow.
         flat = pixels[which][line[which]["at"] : _end([line], which)].view(np.ndarray)
@@ -258,52 +357,79 @@ def _case(line: dict[str, Any], pixels: Mapping[str, np.ndarray]) -> Case:
     )
 
 
-def _end(lines: Sequence[dict[str, Any]], which: str) -> int:
+def _check(line: _Line, pixels: Mapping[str, np.ndarray], folder: Path, classes: int | None = None) -> None:
+    """:class:`DataError` unless a line fits its pixels: places, sizes, regions that the table has, known classes."""
+    image, regions = line["image"]["shape"], line["regions"]["shape"]
+    M, rows = len(line["readers"]), len(line["table"]) // len(line["readers"])
+    weights, void = line["weights"], line["void"]
+    lengths = [len(line["table"]), M if weights is None else len(weights), rows if void is None else len(void)]
+
+    def refuse(file: str, expected: str, found: object) -> None:
+        raise DataError(f"{folder / file}: case {line['name']!r}: expected {expected}, found {found}; {_AGAIN}")
+
+    if image[1:] != regions:
+        refuse("cases.jsonl", f"regions of the image's size {shape_text(image[1:])}", shape_text(regions))
+    if lengths != [rows * M, M, rows]:
+        refuse("cases.jsonl", f"a table of {M} readers, and weights and void regions that fit it", lengths)
+    if weights is not None and not 0 < sum(weights) < np.finfo(np.float32).max:
+        refuse("cases.jsonl", "weights with a sum above 0", shown(weights))
+    if large := too_large((regions[0], regions[1]), 1, image[0], np.dtype(line["image"]["dtype"]).itemsize):
+        raise DataError(f"{folder / 'cases.jsonl'}: case {line['name']!r}: {large[0]}")
+    for which, name in _PIXELS.items():
+        if (end := _end([line], which)) > len(pixels[which]):
+            refuse(name, f"{end:,} bytes", f"{len(pixels[which]):,}")
+    try:
+        case = _case(line, pixels)
+    except (OverflowError, ValueError) as error:  # a class id that its type does not hold
+        return refuse("cases.jsonl", "class ids of the table's type", error)
+    if (most := int(case.regions.max())) >= rows:
+        refuse("regions.bin", f"regions below {rows}", most)
+    ids = case.table if case.void is None else case.table[~case.void]
+    if classes is not None and ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < classes:
+        refuse("cases.jsonl", f"class ids below {classes}", f"{ids.min()} to {ids.max()}")
+
+
+def _end(lines: Sequence[_Line], which: str) -> int:
     """The byte after the last pixel of these cases."""
     if not lines:
         return 0
-    place = lines[-1][which]
-    return place["at"] + np.dtype(place["dtype"]).itemsize * int(np.prod(place["shape"]))
+    place: _Pixels = lines[-1][which]
+    return place["at"] + np.dtype(place["dtype"]).itemsize * prod(place["shape"])
 
 
-def _read_lines(path: Path, interrupted: bool = False) -> list[dict[str, Any]]:
-    """One case per line; of an ``interrupted`` file the last line may be incomplete."""
-    lines: list[dict[str, Any]] = []
-    with open(path, encoding="utf-8") if path.exists() else nullcontext([]) as file:
-        for number, text in enumerate(file, 1):
-            try:
-                lines.append(json.loads(text))
-            except ValueError:
-                if interrupted:
-                    break
-                raise DataError(f"{path}: line {number}: expected one case as JSON, found {text[:40]!r}") from None
-    return lines
+def _lines_of(path: Path, interrupted: bool = False) -> list[_Line]:
+    return list(read_json_lines(path, _Line, "one case", interrupted))
 
 
-def _write_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+def _write_lines(path: Path, lines: Sequence[_Line]) -> None:
     write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _header(folder: Path) -> dict[str, Any] | None:
+def _header(folder: Path) -> _Header | None:
     path = folder / "store.json"
     try:
-        header = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        content = read_json(path, "a store")
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValueError:
-        raise DataError(f"{path}: expected JSON, found something else; remove the folder and build it again") from None
-    if not isinstance(header, dict) or header.get("format") != _FORMAT:
-        found = header.get("format") if isinstance(header, dict) else type(header).__name__
-        raise DataError(f"{path}: expected a store of format {_FORMAT}, found {found}")
-    return header
+    except Unreadable as error:
+        raise DataError(f"{error}; {_AGAIN}") from None
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        found = content.get("format") if isinstance(content, dict) else content
+        raise DataError(
+            f"{path}: expected a store of format {_FORMAT}, found {found if isinstance(found, str) else shown(found)}"
+        )
+    try:
+        return validated(_Header, content, path, "a store")
+    except Unreadable as error:
+        raise DataError(f"{error}; {_AGAIN}") from None
 
 
 def state_of(folder: str | os.PathLike[str]) -> str | None:
     """The state of the data whose finished store is in a folder; ``None`` if there is none."""
     header = _header(Path(folder))
-    return None if header is None else header["state"]
+    return None if header is None else header.state
 
 
 def _size(path: Path) -> int:
     """Bytes in a file, 0 where there is none."""
-    return path.stat().st_size if path.exists() else 0
+    return path.stat().st_size if path.is_file() else 0
