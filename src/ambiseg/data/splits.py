@@ -9,13 +9,14 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import write_text
+from ambiseg._util.parsing import decoded, parse_json, shown
+from ambiseg._util.reading import Unreadable, read_bytes
 from ambiseg._util.text import some
 from ambiseg.data.case import Cases, Progress
 from ambiseg.data.rules import FEW, SHARES, Rule, uniform
@@ -253,17 +254,19 @@ class Split:
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Split:
         """Read what :meth:`save` wrote; :class:`DataError` for anything else."""
-        content = Path(path).read_bytes()
+        content = None
         try:
-            content = json.loads(content, object_pairs_hook=_distinct)
+            content = parse_json(decoded(read_bytes(path)))
             if not isinstance(content, dict):
-                raise DataError(f"expected an object, found {content!r:.40}")
+                raise DataError(f"expected an object, found {shown(content)}")
             file = _File.model_validate(content)
             rule = Rule(**{each.name: getattr(file, each.name) for each in fields(Rule)})
             return Split(file.parts, file.fingerprint, rule, file.digests)
         except LeakageError as error:
             raise LeakageError(f"{os.fspath(path)}: {error}") from None
-        except ValueError as error:  # JSON's own, UTF-8's, pydantic's and DataError are all of them
+        except Unreadable:
+            raise
+        except ValueError as error:  # Mistake, pydantic's and DataError are all of them
             reason = explain(error, _File, content) if isinstance(error, ValidationError) else error
             raise DataError(f"{os.fspath(path)}: cannot be read as a split: {reason}") from None
 
@@ -271,7 +274,7 @@ class Split:
 class _File(BaseModel):
     """The content of a split's file; ``made`` is the rule in words."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     format: Literal["ambiseg.Split/1"]
     made: str
@@ -285,12 +288,6 @@ class _File(BaseModel):
     fingerprint: str
     parts: dict[str, list[str]]
     digests: dict[str, str] | None = None
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) < len(pairs):  # json would silently keep the last, and lose a part
-        raise DataError(f"a key is there twice: {_names([key for key, _ in pairs])}")
-    return found
 
 
 def fingerprint(cases: Cases, progress: Progress | None = None) -> str:

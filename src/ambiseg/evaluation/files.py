@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import os
 import tempfile
@@ -16,6 +15,7 @@ from pydantic import BaseModel, Field
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.progress import progress
+from ambiseg._util.reading import read_json
 from ambiseg._util.text import count, shape_text, some
 from ambiseg.config import EvaluationConfig
 from ambiseg.data.case import Case
@@ -30,7 +30,6 @@ from ambiseg.evaluation.scoring import ScoringRules, score_masks
 from ambiseg.evaluation.summary import summarise
 from ambiseg.io.formats import format_of, stem_of
 from ambiseg.masks import MaskDistribution
-from ambiseg.settings import read_json
 
 WEIGHTS = "weights.json"
 PREDICTIONS = ("ambiseg.Prediction/1", "ambiseg.Prediction/2")  # formats of the weights.json of `ambiseg predict`
@@ -323,7 +322,7 @@ class _Written(BaseModel):
 
 
 def _read(kind: Any, path: Path, what: str) -> Any:
-    return read_json(kind, path, path.read_bytes().removeprefix(codecs.BOM_UTF8), what)
+    return read_json(path, what, kind)
 
 
 def _short_names(names: Iterable[str]) -> dict[str, str]:

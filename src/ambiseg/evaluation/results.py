@@ -17,9 +17,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import write_text
+from ambiseg._util.reading import read_json, validated
 from ambiseg._util.text import percent, shape_text
+from ambiseg.evaluation.coherence import incoherent
 from ambiseg.methods.formats import evaluation_of_format_1
-from ambiseg.settings import read_json
 
 FORMAT = "ambiseg.Evaluation/3"
 METRICS = (
@@ -378,7 +379,7 @@ class Evaluation(_Record):
     def load(path: str | os.PathLike[str], split: str | None = None) -> Evaluation:
         """Read what :meth:`save` wrote; :class:`DataError` for anything else, or for another split than asked for."""
         path = Path(path)
-        content = read_json(dict[str, Any], path, path.read_bytes(), "an evaluation")
+        content = read_json(path, "an evaluation", dict[str, Any], finite=False)  # format 1 had nan
         found = content.pop("format", None)
         if found == "ambiseg.Evaluation/1":
             content, found = evaluation_of_format_1(content), "ambiseg.Evaluation/2"
@@ -386,10 +387,9 @@ class Evaluation(_Record):
             _migrate(content)
         elif found != FORMAT:
             raise DataError(f"{path}: expected an evaluation of format {FORMAT}, found {found}")
-        evaluation = read_json(Evaluation, path, json.dumps(content), "an evaluation")
-        for case in evaluation.cases:
-            if missing := [s.key for s in evaluation.settings if set(case.scores.get(s.key, ())) != set(METRICS)]:
-                raise DataError(f"{path}: expected all scores of {case.name!r} in {missing[0]}, found others")
+        evaluation: Evaluation = validated(Evaluation, content, path, "an evaluation")
+        if problem := incoherent(evaluation, METRICS):
+            raise DataError(f"{path}: {problem}")
         if split is not None and evaluation.split != split:
             raise DataError(f"{path}: expected an evaluation of split {split}, found {evaluation.split}")
         return evaluation
