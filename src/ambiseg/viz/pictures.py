@@ -8,9 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ambiseg._util.bands import counted, looked_up
 from ambiseg.viz.colours import VOID, heat_colours, palette
 
 _THIN = 0.7  # of a mask that is edge
+_AT_ONCE = 1 << 20  # pixels of a photograph that are worked on at a time
 LARGE, SMALL = 432, 216  # pixels of the longer side: images with fine lines over them, and everything else
 
 
@@ -21,11 +23,12 @@ def photograph(image: np.ndarray, span: tuple[float, float] | None = None, side:
         span: the values that are black and white. ``None``: bytes are shown as they are, and of other types the
             middle 99 % of the values.
     """
-    shown = np.moveaxis(image[:3] if len(image) >= 3 else np.repeat(image[:1], 3, 0), 0, -1)
-    if span is not None or image.dtype != np.uint8:
-        low, high = value_span(image) if span is None else span
-        shown = np.clip((shown - low) / max(high - low, 1e-9), 0, 1) * 255
-    shown = np.moveaxis(shrunk(np.moveaxis(shown, -1, 0), side), 0, -1).round().astype(np.uint8)
+    if span is None and image.dtype != np.uint8:
+        span = value_span(image)
+    step = _step(image, side)
+    rows = max(1, _AT_ONCE // (step * image.shape[2])) * step  # whole blocks, some at a time
+    parts = [_shown(image[:, y : y + rows], span, step) for y in range(0, image.shape[1], rows)]
+    shown = np.moveaxis(np.concatenate(parts, 1), 0, -1)
     times = _times(image, side)
     if times == 1:
         return shown
@@ -33,6 +36,14 @@ def photograph(image: np.ndarray, span: tuple[float, float] | None = None, side:
 
     size = shown.shape[1] * times, shown.shape[0] * times
     return np.asarray(Image.fromarray(shown).resize(size, Image.Resampling.BICUBIC))
+
+
+def _shown(image: np.ndarray, span: tuple[float, float] | None, step: int) -> np.ndarray:
+    """``[3, h, w]`` bytes of some rows of an image, a ``step``-th as large."""
+    shown = image[:3] if len(image) >= 3 else np.repeat(image[:1], 3, 0)
+    if span is not None:
+        shown = np.clip((shown - span[0]) / max(span[1] - span[0], 1e-9), 0, 1) * 255
+    return (shown if step == 1 else _blocks(shown, step).mean((-3, -1))).round().astype(np.uint8)
 
 
 def value_span(image: np.ndarray) -> tuple[float, float]:
@@ -43,9 +54,9 @@ def value_span(image: np.ndarray) -> tuple[float, float]:
 
 def mask(labels: np.ndarray, colours: Sequence[str], valid: np.ndarray | None = None) -> np.ndarray:
     """``[H, W]`` class ids in the colours of the classes; void pixels are grey."""
-    ids = labels.astype(np.int64)
+    ids = labels
     if valid is not None:
-        ids = np.where(valid, ids, len(colours))
+        ids = np.where(valid, labels, np.min_scalar_type(len(colours)).type(len(colours)))
     return palette([*colours, VOID])[scaled(ids, SMALL)]
 
 
@@ -61,13 +72,13 @@ def laid(
         ground: whether class 0 is left clear.
         fill: how opaque the inside of a class is.
     """
-    ids = scaled(labels.astype(np.int64), side)
+    ids = scaled(labels, side)
     picture = np.concatenate([palette(colours)[ids], np.full((*ids.shape, 1), round(255 * fill), np.uint8)], -1)
     picture[_edges(ids, 2 * max(1, max(ids.shape) // 108)), 3] = 255  # one half of an edge is inside
     if ground:
         picture[ids == 0] = 0
     if valid is not None:
-        picture[scaled((~valid).astype(np.int64), side) > 0] = (*palette([VOID])[0], 160)
+        picture[scaled((~valid).astype(np.uint8), side) > 0] = (*palette([VOID])[0], 160)
     return picture
 
 
@@ -154,13 +165,14 @@ def differences(image: np.ndarray, table: np.ndarray, regions: np.ndarray, void:
     most = np.stack([(table == table[:, m : m + 1]).sum(1) for m in range(table.shape[1])]).max(0)
     share = np.clip(2 * (1 - most / table.shape[1]), 0, 1)  # 1 where two labels are evenly divided
     values, order = np.unique(share, return_inverse=True)
-    ranks = scaled(order.reshape(-1)[regions], LARGE, last=True)  # the larger difference stays visible
+    order = order.reshape(-1).astype(np.min_scalar_type(len(values)))
+    ranks = scaled(looked_up(order, regions), LARGE, last=True)  # the larger difference stays visible
     grey = 0.6 * photograph(image).astype(float).mean(-1, keepdims=True)
     warm = heat_colours(0.2 + 0.8 * values)[ranks]  # the heat map without its black
     shown = np.where((values > 0)[ranks][..., None], 0.15 * grey + 0.85 * warm, grey)
     if void is not None:
         y, x = np.indices(ranks.shape)
-        hidden = scaled(void.astype(np.int64)[regions], LARGE) > 0
+        hidden = scaled(looked_up(void.astype(np.uint8), regions), LARGE) > 0
         shown = np.where((hidden & ((x + y) // 3 % 2 == 0))[..., None], 128, shown)
     return np.broadcast_to(shown, (*ranks.shape, 3)).astype(np.uint8)
 
@@ -195,13 +207,13 @@ def thinned(labels: np.ndarray, side: int = LARGE, last: bool = False) -> np.nda
     step = _step(labels, side)
     if step == 1:
         return labels
-    amount = np.bincount(labels.reshape(-1))  # labels are small numbers, as class ids and ranks are
+    amount = counted(labels)  # labels are small numbers, as class ids and ranks are
     order = np.arange(len(amount))
     if not last:
         order = order[np.lexsort((-order, -amount))]  # the commonest first; of equally common ones the larger id
         order = np.concatenate([[0], order[order != 0]])  # the ground is left over
     ranks = np.argsort(order).astype(np.min_scalar_type(len(order)))
-    return order.astype(labels.dtype)[_blocks(ranks[labels], step).max((-3, -1))]
+    return order.astype(labels.dtype)[_blocks(looked_up(ranks, labels), step).max((-3, -1))]
 
 
 def shrunk(values: np.ndarray, side: int = LARGE, largest: bool = False) -> np.ndarray:
