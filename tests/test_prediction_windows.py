@@ -14,8 +14,8 @@ from ambiseg._util.errors import DataError
 from ambiseg.data.sets.shapes import Shapes
 from ambiseg.nn import Adapter, DeepLabV3Plus, Experts, Gate, UNet, windows
 from ambiseg.nn.features import Features
-from ambiseg.nn.windows import cuts, plan, stitched
-from ambiseg.prediction import Predictor, predict
+from ambiseg.nn.windows import blended, cuts, plan, stitched, tiles
+from ambiseg.prediction import Options, Predictor, predict
 from ambiseg.prediction.inputs import array_source
 from ambiseg.runs import load
 from tests.drop_ins import Latent, TwoHeads
@@ -149,12 +149,38 @@ def test_one_gate_and_one_draw_for_all_windows(tiny_run, mosaic, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_very_large_maps_are_kept_in_half_precision(tiny_run, mosaic, monkeypatch):
-    [full] = predict(tiny_run, mosaic, merge=False, window=96)
-    monkeypatch.setattr(windows, "_FULL_PRECISION", 0)
-    [half] = predict(tiny_run, mosaic, merge=False, window=96)
-    assert (full.masks.labels != half.masks.labels).float().mean() < 1e-3
-    assert not torch.equal(full.masks.marginal, half.masks.marginal)  # type: ignore[arg-type]
+@pytest.mark.parametrize("window", [64, 96])
+def test_features_that_are_not_kept_are_made_again_part_by_part(tiny_run, mosaic, monkeypatch, window):
+    steps: list[tuple[int, int]] = []
+    source, options = array_source(mosaic[:, :190], "large"), Options(merge=False, window=window)
+    kept = Predictor(tiny_run, options)(source)
+    monkeypatch.setattr(windows, "_KEPT", 0)
+    parts = Predictor(tiny_run, options)(source, progress=lambda done, total: steps.append((done, total)))
+    assert torch.allclose(kept.masks.marginal, parts.masks.marginal, atol=1e-6)  # type: ignore[arg-type]
+    assert (kept.masks.labels != parts.masks.labels).float().mean() < 1e-4
+    assert parts.strata is not None
+    assert kept.strata is not None
+    assert torch.equal(kept.strata.weights, parts.strata.weights)
+    assert (kept.strata.centres != parts.strata.centres).float().mean() < 1e-4
+    assert steps[-1] == (2 * parts.windows, 2 * parts.windows)  # once for the gate, once for all masks
+
+
+@given(height=st.integers(1, 40), width=st.integers(1, 40), window=st.integers(4, 20), multiple=st.sampled_from([1, 4]))
+def test_blocks_cover_an_image_once_with_the_sums_of_all_windows(height, width, window, multiple):
+    planned = plan((height, width), multiple, window, window // 2)
+    if planned is None:
+        return
+    image = torch.rand(1, 3, height, width)
+    parts = [(tile, torch.rand_like(tile.image[0])) for tile in tiles(image, planned, multiple)]
+    expected, found, times = torch.zeros(3, height, width), torch.zeros(3, height, width), torch.zeros(height, width)
+    for tile, maps in parts:
+        values = tile.weighted(maps)
+        expected[:, tile.y : tile.y + values.shape[1], tile.x : tile.x + values.shape[2]] += values
+    for block in blended(parts, planned, (height, width)):
+        found[block.place] = block.maps
+        times[block.place] += 1
+    assert (times == 1).all()
+    assert torch.equal(found, expected)  # the same sums in the same order
 
 
 def test_which_images_are_cut():

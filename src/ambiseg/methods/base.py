@@ -10,184 +10,26 @@ components of a mixture) returns a :class:`Stratified` instead, which writes ``n
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.text import did_you_mean
-from ambiseg.masks import MaskDistribution, exact
+from ambiseg.masks import exact
 from ambiseg.methods.facts import Choice, Facts
+from ambiseg.methods.predictive import Canvas, InParts, Noise, Predictive, Stratified, evaluation
 from ambiseg.methods.schedules import Schedule
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.features import Backbone
-from ambiseg.nn.pixelhead import label_dtype
-from ambiseg.nn.windows import Step, Tile, Windows, plan, tiles
+from ambiseg.nn.windows import Block, Step, Tile, Windows, blended, plan, tiles
 from ambiseg.settings import Settings
 
-P = TypeVar("P", bound="Stratified")
-_CANVAS = 1 << 29  # bytes of soft masks of a large image that are blended at a time
-
-
-@contextmanager
-def evaluation(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; afterwards every part is back in the mode it was in."""
-    training = [part for part in module.modules() if part.training]
-    if training:  # every mask that is drawn comes by here
-        module.eval()
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True
-
-
-@dataclass(frozen=True, eq=False)
-class Noise:
-    """What is random about N draws per image. The same noise makes the same draw in every window and every slice.
-
-    Attributes:
-        codes: ``[B, N, L]`` numbers that hold for a whole image: latent codes, seeds, members.
-        weights: ``[B, N]`` of the draws; ``None`` is equal.
-        strata: ``[B, N]`` the stratum of each draw; ``None`` for methods without.
-        fields: by name, ``[B, N, C, h, w]`` numbers that belong to places of the image, at its size or coarser.
-    """
-
-    codes: Tensor
-    weights: Tensor | None = None
-    strata: Tensor | None = None
-    fields: Mapping[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def count(self) -> int:
-        """N."""
-        return self.codes.shape[1]
-
-    @property
-    def mass(self) -> Tensor:
-        """The weights ``[B, N]``, written out when they are equal."""
-        if self.weights is not None:
-            return self.weights
-        like = self.codes if self.codes.is_floating_point() else self.codes.float()
-        return torch.full_like(like[:, :, 0], 1 / self.count)
-
-    def __getitem__(self, draws: slice) -> Noise:
-        """Some of the draws, with the weights that they had."""
-        weights, strata = (None if x is None else x[:, draws] for x in (self.weights, self.strata))
-        return Noise(self.codes[:, draws], weights, strata, {k: v[:, draws] for k, v in self.fields.items()})
-
-    def crop(self, y: int, x: int, window: tuple[int, int], size: tuple[int, int]) -> Noise:
-        """The noise of a window at ``(y, x)`` of an image of ``size``; coarser fields are cut at their own scale."""
-        fields = {}
-        for name, values in self.fields.items():
-            sy, sx = (max(1, round(whole / own)) for whole, own in zip(size, values.shape[3:], strict=True))
-            fields[name] = values[..., y // sy : (y + window[0]) // sy, x // sx : (x + window[1]) // sx]
-        return replace(self, fields=fields)
-
-
-class Predictive(ABC):
-    """The predicted distribution of masks of a batch of images: features computed once, nothing drawn yet.
-
-    Attributes:
-        classes: C, background included.
-        size: (H, W) of the images.
-    """
-
-    classes: int
-    size: tuple[int, int]
-
-    @abstractmethod
-    def noise(self, n: int, generator: torch.Generator | None = None, size: tuple[int, int] | None = None) -> Noise:
-        """What is random about ``n`` equally likely draws per image.
-
-        Args:
-            size: of the whole image, when this predictive is of one window of it: noise with ``fields`` covers it all.
-        """
-
-    @abstractmethod
-    def probs(self, noise: Noise) -> Tensor:
-        """Class probabilities of every draw, ``[B, N, C, H, W]``."""
-
-    def render(self, noise: Noise) -> MaskDistribution:
-        """The masks of a noise, with its weights and the mean of their soft predictions as ``marginal``."""
-        mass, labels, marginal = noise.mass, [], torch.zeros((), device=noise.codes.device)
-        with torch.no_grad():
-            for i in range(noise.count):  # one draw's probabilities in memory at a time
-                probs = self.probs(noise[i : i + 1])[:, 0]
-                marginal = marginal + mass[:, i, None, None, None] * probs
-                labels.append(probs.argmax(1).to(label_dtype(self.classes)))
-        weights = None if noise.weights is None else noise.weights.detach()
-        return MaskDistribution(torch.stack(labels, 1), weights, marginal=marginal)
-
-    def passes(self, n: int) -> int:
-        """How often networks run over all windows of the image to render ``n`` draws; 0 where features are kept."""
-        return 0
-
-    def sample(self, n: int, generator: torch.Generator | None = None) -> MaskDistribution:
-        """The standard form: ``n`` equally likely masks per image."""
-        if n < 1:
-            raise ValueError(f"expected at least one sample, found {n}")
-        return self.render(self.noise(n, generator))
-
-    def marginal(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """Pixel-wise class probabilities ``[B, C, H, W]``, the mean of ``n`` soft samples."""
-        return self.sample(n, generator).marginal_probs(self.classes)
-
-
-class Stratified(Predictive):
-    """Draws that fall into K strata of known probability.
-
-    Attributes:
-        weights: ``[B, K]`` the probability of each stratum.
-    """
-
-    weights: Tensor
-
-    @abstractmethod
-    def noise_of(
-        self, strata: Tensor, generator: torch.Generator | None = None, size: tuple[int, int] | None = None
-    ) -> Noise:
-        """One draw from each of the strata named, ``[B, N]`` numbers from 0 to K - 1."""
-
-    @abstractmethod
-    def centre_noise(self) -> Noise:
-        """The most typical draw of each stratum, N = K."""
-
-    def noise(self, n: int, generator: torch.Generator | None = None, size: tuple[int, int] | None = None) -> Noise:
-        """Strata drawn by their weights, and one draw from each."""
-        strata = torch.multinomial(self.weights.detach(), n, replacement=True, generator=generator)
-        return self.noise_of(strata, generator, size)
-
-    def compact_noise(
-        self, per_stratum: int, generator: torch.Generator | None = None, size: tuple[int, int] | None = None
-    ) -> Noise:
-        """``per_stratum`` draws from every stratum, side by side, each of weight ``weights / per_stratum``."""
-        if per_stratum < 1:
-            raise ValueError(f"expected at least one sample per stratum, found {per_stratum}")
-        B, K = self.weights.shape
-        strata = torch.arange(K, device=self.weights.device).repeat_interleave(per_stratum).expand(B, -1)
-        weights = (self.weights / per_stratum).repeat_interleave(per_stratum, 1)
-        return replace(self.noise_of(strata, generator, size), weights=weights)
-
-    def compact(self, per_stratum: int, generator: torch.Generator | None = None) -> MaskDistribution:
-        """The compact form: ``per_stratum`` masks of every stratum, side by side, with their weights."""
-        return self.render(self.compact_noise(per_stratum, generator))
-
-    def centres(self) -> Tensor:
-        """The most typical mask of every stratum, ``[B, K, H, W]``."""
-        return self.render(self.centre_noise()).labels
-
-    def reweighted(self: P, weights: Tensor) -> P:
-        """The same with other weights ``[B, K]``, such as the mean over all slices of a volume."""
-        other = copy.copy(self)
-        object.__setattr__(other, "weights", weights)
-        return other
+_AT_ONCE = 16  # draws of a window that networks run for at a time
 
 
 class MethodConfig(Settings):
@@ -324,7 +166,7 @@ def method_named(name: str | None) -> type[Method]:
 # -- large images -----------------------------------------------------------------------------------------------------
 
 
-class _Windowed(Predictive):
+class _Windowed(InParts):
     """One image by overlapping windows: every draw is rendered in all of them and blended,
 
         p_n(pixel) = Σ_i w_i(pixel) p_n,i(pixel),     Σ_i w_i = 1.
@@ -342,37 +184,37 @@ class _Windowed(Predictive):
 
     def _parts(self) -> Iterator[tuple[Tile, Predictive]]:
         for tile in tiles(self.image, self.windows, self.method.multiple):
-            yield tile, self.method.predict(tile.image)
+            part = self.method.predict(tile.image)
             if self.step is not None:
                 self.step()
+            yield tile, part
 
     def noise(self, n: int, generator: torch.Generator | None = None, size: tuple[int, int] | None = None) -> Noise:
         return self.first.noise(n, generator, self.padded)
 
     def probs(self, noise: Noise) -> Tensor:
-        canvas = torch.zeros(1, noise.count, self.classes, *self.size, device=self.image.device)
-        for tile, part in self._parts():
-            tile.add(canvas, part.probs(noise.crop(tile.y, tile.x, part.size, self.padded)))
+        canvas = torch.empty(1, noise.count, self.classes, *self.size, device=self.image.device)
+        for block in self._blocks([noise]):
+            canvas[block.place] = block.maps
         return canvas
 
-    @property
-    def _draws(self) -> int:
-        """How many draws are blended at a time."""
-        return max(1, _CANVAS // (4 * self.classes * self.size[0] * self.size[1]))
+    def _blocks(self, noises: Sequence[Noise]) -> Iterator[Block]:
+        """Soft masks ``[1, N, C, h, w]`` of all noises, one after the other."""
 
-    def passes(self, n: int) -> int:
-        return -(-n // self._draws)
+        def parts() -> Iterator[tuple[Tile, Tensor]]:
+            for tile, part in self._parts():
+                here = [noise.crop(tile.y, tile.x, part.size, self.padded) for noise in noises]
+                some = [noise[i : i + _AT_ONCE] for noise in here for i in range(0, noise.count, _AT_ONCE)]
+                yield tile, torch.cat([part.probs(noise) for noise in some], 1)
 
-    def render(self, noise: Noise) -> MaskDistribution:
-        draws = self._draws
-        mass, labels, marginal = noise.mass, [], torch.zeros((), device=self.image.device)
-        with torch.no_grad():
-            for start in range(0, noise.count, draws):
-                probs = self.probs(noise[start : start + draws])
-                marginal = marginal + torch.einsum("bn,bnchw->bchw", mass[:, start : start + draws], probs)
-                labels.append(probs.argmax(2).to(label_dtype(self.classes)))
-        weights = None if noise.weights is None else noise.weights.detach()
-        return MaskDistribution(torch.cat(labels, 1), weights, marginal=marginal)
+        return blended(parts(), self.windows, self.size)
+
+    def fill(self, canvas: Canvas, noises: Sequence[Noise]) -> None:
+        for block in self._blocks(noises):
+            of_each = block.maps.split([noise.count for noise in noises], 1)
+            for which, (noise, probs) in enumerate(zip(noises, of_each, strict=True)):
+                marginal = torch.einsum("bn,bnchw->bchw", noise.mass.to(probs.dtype), probs)
+                canvas.put(which, block, probs.argmax(2), marginal)
 
 
 class _WindowedStrata(_Windowed, Stratified):

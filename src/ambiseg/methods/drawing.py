@@ -1,4 +1,4 @@
-"""Masks drawn from a :class:`~ambiseg.methods.base.Predictive`, in the forms that papers report. Everybody draws here.
+"""Masks drawn from a :class:`~ambiseg.methods.predictive.Predictive`, in the forms of papers. Everybody draws here.
 
 ``standard`` is N equally likely masks. ``compact`` is the same number of masks of every stratum, weighted; only methods
 with strata have it.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from itertools import product
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise, product
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from ambiseg.nn.features import Backbone, Features, pad_to_multiple
 
 WHOLE = 1024 * 1024  # pixels up to which an image is not cut: the default U-Net takes 1.8 GB for so many
 WINDOW = 512
-_FULL_PRECISION = 1 << 30  # bytes of stitched features above which they are kept in half precision
+_KEPT, _PIXELS = 1 << 30, 1 << 24  # bytes of features and pixels of a whole image that are kept together
 
 Step = Callable[[], None]
 
@@ -109,14 +109,23 @@ class Tile(NamedTuple):
     image: Tensor  # [1, C, h, w]
     weights: Tensor  # [h', w'], cut at the border of the image
 
-    def inside(self, maps: Tensor) -> Tensor:
-        """``[…, h, w]`` without what was padded."""
-        return maps[..., : self.weights.shape[0], : self.weights.shape[1]]
+    def weighted(self, maps: Tensor) -> Tensor:
+        """``[…, h, w]`` without what was padded, times the weights."""
+        return maps[..., : self.weights.shape[0], : self.weights.shape[1]] * self.weights
 
-    def add(self, canvas: Tensor, maps: Tensor) -> None:
-        """Add the weighted ``[…, h, w]`` of this window to the ``[…, H, W]`` of the image."""
-        h, w = self.weights.shape
-        canvas[..., self.y : self.y + h, self.x : self.x + w] += (self.inside(maps) * self.weights).to(canvas.dtype)
+
+class Block(NamedTuple):
+    """A part of an image that is finished: where it lies, and its maps."""
+
+    y: int
+    x: int
+    maps: Tensor  # [..., h, w]
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Its rows and columns, as the index of maps ``[…, H, W]`` of the image."""
+        h, w = self.maps.shape[-2:]
+        return ..., slice(self.y, self.y + h), slice(self.x, self.x + w)
 
 
 def tiles(image: Tensor, windows: Windows, multiple: int) -> Iterator[Tile]:
@@ -129,6 +138,42 @@ def tiles(image: Tensor, windows: Windows, multiple: int) -> Iterator[Tile]:
         yield Tile(y, x, pixels, weights[: height - y, : width - x])
 
 
+def blended(parts: Iterable[tuple[Tile, Tensor]], windows: Windows, size: tuple[int, int]) -> Iterator[Block]:
+    """Maps ``[…, h, w]`` of all windows in their order, blended:  Σ_i w_i(p) maps_i(p).
+
+    Blocks cover the image once. Each comes as soon as no later window reaches it, so that no more is kept than what a
+    row of windows shares with the next one, and one window.
+    """
+    (height, width), parts = size, iter(parts)
+    down, across = ([cut.start for cut in cuts] for cuts in windows)
+    above = None  # sums from row y on, of the windows above
+    for y, next_y in pairwise([*down, height]):
+        left, below = None, None  # sums from column x on, of these windows; and from row next_y on
+        for x, next_x in pairwise([*across, width]):
+            tile, maps = next(parts)
+            values = tile.weighted(maps)
+            sums, known = torch.zeros_like(values), 0 if left is None else left.shape[-1]
+            if left is not None:
+                sums[..., :known] = left
+            if above is not None:
+                sums[..., : above.shape[-2], known:] = above[..., x + known : x + sums.shape[-1]]
+            sums += values
+            rows, columns = next_y - y, next_x - x
+            yield Block(y, x, sums[..., :rows, :columns])
+            if rows < sums.shape[-2]:
+                if below is None:
+                    below = sums.new_empty(*sums.shape[:-2], sums.shape[-2] - rows, width)
+                below[..., x:next_x] = sums[..., rows:, :columns]
+            left = sums[..., columns:]
+        above = below
+
+
+def keeps(backbone: Backbone, size: tuple[int, int]) -> bool:
+    """Whether the features of a whole image of ``size`` are kept; others are made again for every drawing, in parts."""
+    pixels = size[0] * size[1]
+    return pixels <= _PIXELS and 4 * backbone.dense_channels * pixels <= _KEPT
+
+
 @torch.no_grad()
 def stitched(backbone: Backbone, image: Tensor, windows: Windows, step: Step | None = None) -> Features:
     """Features of one image ``[1, C, H, W]``, window by window:
@@ -139,7 +184,8 @@ def stitched(backbone: Backbone, image: Tensor, windows: Windows, step: Step | N
     the network, the features are those of the whole image.
 
     Returns:
-        ``dense [1, F, H, W]`` and ``gate [1, G, 1, 1]``, already averaged: all that a gate reads is its mean.
+        ``dense [1, F, H, W]`` and ``gate [1, G, 1, 1]``, already averaged: all that a gate reads is its mean. Of an
+        image whose features are not kept, ``dense`` has no pixel: :func:`dense_blocks` makes it again.
 
     >>> from ambiseg.nn.unet import UNet
     >>> backbone = UNet(1, (4, 8)).eval()
@@ -148,24 +194,47 @@ def stitched(backbone: Backbone, image: Tensor, windows: Windows, step: Step | N
     >>> torch.allclose(stitched(backbone, image, windows).dense, backbone(image).dense, atol=1e-5)
     True
     """
-    height, width = image.shape[2:]
-    channels = backbone.dense_channels
-    dtype = torch.float32 if 4 * channels * height * width <= _FULL_PRECISION else torch.float16
-    dense = torch.zeros(height, width, channels, dtype=dtype, device=image.device)  # one pixel per row, as heads read
+    size = image.shape[2], image.shape[3]
+    room = size if keeps(backbone, size) else (0, 0)
+    dense = torch.empty(*room, backbone.dense_channels, device=image.device)  # one pixel per row, as heads read
     pooled = torch.zeros(backbone.gate_channels, device=image.device)
     mass = 0.0
-    for tile in tiles(image, windows, backbone.multiple):
-        features = backbone(tile.image)
-        if features.skips:
-            raise ValueError("expected a backbone whose last features are dense, found one that stops before them")
-        tile.add(dense.permute(2, 0, 1), features.dense[0])
-        (down, across), shape = _cuts_at(windows, tile), features.gate.shape[2:]
-        coarse = [_shrunk(w, n) for w, n in zip((down, across), shape, strict=True)]  # on the CPU: nobody waits
-        pooled += torch.einsum("gyx,y,x->g", features.gate[0].float(), *(w.to(image.device) for w in coarse))
-        mass += float(coarse[0].sum() * coarse[1].sum())
-        if step is not None:
-            step()
+
+    def parts() -> Iterator[tuple[Tile, Tensor]]:
+        nonlocal mass
+        for tile in tiles(image, windows, backbone.multiple):
+            features = backbone(tile.image)
+            if features.skips:
+                raise ValueError("expected a backbone whose last features are dense, found one that stops before them")
+            (down, across), shape = _cuts_at(windows, tile), features.gate.shape[2:]
+            coarse = [_shrunk(w, n) for w, n in zip((down, across), shape, strict=True)]  # on the CPU: nobody waits
+            pooled.add_(torch.einsum("gyx,y,x->g", features.gate[0].float(), *(w.to(image.device) for w in coarse)))
+            mass += float(coarse[0].sum() * coarse[1].sum())
+            if step is not None:
+                step()
+            yield tile, features.dense[0]
+
+    if room == size:
+        for block in blended(parts(), windows, size):
+            dense.permute(2, 0, 1)[block.place] = block.maps
+    else:
+        for _ in parts():
+            pass
     return Features(dense.permute(2, 0, 1)[None], (pooled / mass)[None, :, None, None])
+
+
+@torch.no_grad()
+def dense_blocks(backbone: Backbone, image: Tensor, windows: Windows, step: Step | None = None) -> Iterator[Block]:
+    """``dense`` of :func:`stitched`, to the bit, as blocks ``[1, F, h, w]`` of which one is in memory at a time."""
+
+    def parts() -> Iterator[tuple[Tile, Tensor]]:
+        for tile in tiles(image, windows, backbone.multiple):
+            dense = backbone(tile.image).dense
+            if step is not None:
+                step()
+            yield tile, dense
+
+    yield from blended(parts(), windows, (image.shape[2], image.shape[3]))
 
 
 def _cuts_at(windows: Windows, tile: Tile) -> tuple[Tensor, Tensor]:

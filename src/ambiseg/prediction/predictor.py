@@ -35,6 +35,7 @@ from ambiseg.runs import Card, Run, TrainedModel, Which, open_run
 
 _KEPT = 1 << 30  # bytes of features of a volume's slices that are kept between the two passes over them
 _LARGER = 1.1  # sides by which an image may exceed those that the model was validated on
+_AT_ONCE = 1 << 24  # numbers that are computed with at a time
 _PER_STRATUM, _SAMPLES = 4, 16  # masks that are drawn unless the options say how many
 
 Progress = Callable[[int, int], None]
@@ -139,24 +140,26 @@ class Predictor:
         first, weights = slices.weighted()
         noise = self._noise(first)
         centre = first.centre_noise() if isinstance(first, Stratified) else None
-        slices.expect(first.passes(noise.count) + (first.passes(centre.count) if centre else 0))
+        slices.expect(first.passes)
         del first  # of a large volume, its features are computed again
         labels = marginal = centres = entropy = torch.empty(0)
         for k in range(slices.source.slices):
             predictive = slices.take(k)
-            drawn = predictive.render(noise)
+            if centre is None:
+                drawn = predictive.render(noise)
+            else:
+                drawn, typical = predictive.render_with(noise, centre)
+                centres = slices.put(centres, k, typical[0])
+                del typical
+            del predictive
             soft = (drawn.marginal_probs(self.method.classes) if drawn.marginal is None else drawn.marginal)[0]
             labels, marginal = slices.put(labels, k, drawn.labels[0]), slices.put(marginal, k, soft)
-            entropy = slices.put(entropy, k, torch.special.entr(soft.clamp_min(0)).sum(0))
+            entropy = slices.put(entropy, k, _entropy(soft))
             del drawn, soft
-            if centre is not None:
-                centres = slices.put(centres, k, predictive.render(centre).labels[0])
-            del predictive
         mass = noise.mass[0].tolist()
         order, merged, groups = _heaviest_first(labels, mass, self.options.merge)
-        masks = MaskDistribution(
-            labels[order][None], torch.tensor([merged], dtype=torch.float32), marginal=marginal[None]
-        )
+        labels = _ordered(labels, order)
+        masks = MaskDistribution(labels[None], torch.tensor([merged], dtype=torch.float32), marginal=marginal[None])
         drawn_from = [None] * noise.count if noise.strata is None else noise.strata[0].tolist()
         draws = tuple(map(Draw, drawn_from, mass, groups))
         word = self.method.stratum or "stratum"
@@ -291,6 +294,29 @@ def _heaviest_first(labels: Tensor, mass: list[float], merge: bool) -> tuple[lis
         total[key] += weight
     ranked = sorted(total, key=lambda key: -total[key])  # stable: of equal weights, the one drawn first
     return list(map(keys.index, ranked)), [total[key] for key in ranked], list(map(ranked.index, keys))
+
+
+def _ordered(labels: Tensor, order: list[int]) -> Tensor:
+    """``labels[order]`` of distinct numbers in the memory of ``labels``: a second copy of all masks would not fit.
+
+    >>> _ordered(torch.tensor([5, 6, 7, 8]), [2, 0, 3]).tolist()
+    [7, 5, 8]
+    """
+    count, order = len(order), [*order, *sorted(set(range(len(labels))).difference(order))]
+    for start in range(len(order)):
+        place, first = start, None
+        while order[place] != place:  # around a cycle: each takes the one that it is to be
+            first = labels[start].clone() if first is None else first
+            source, order[place] = order[place], place
+            labels[place] = first if source == start else labels[source]
+            place = source
+    return labels[:count]
+
+
+def _entropy(soft: Tensor) -> Tensor:
+    """Of class probabilities ``[C, H, W]``, in nats: ``[H, W]``, some rows at a time."""
+    rows = max(1, _AT_ONCE // soft[:, 0].numel())
+    return torch.cat([torch.special.entr(part.clamp_min(0)).sum(0) for part in soft.split(rows, 1)])
 
 
 def _device(device: torch.device | str) -> torch.device:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -11,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from ambiseg.masks import MaskDistribution, Masks, as_masks
-from ambiseg.methods.base import Method, Noise, Predictive, Stratified, evaluation
+from ambiseg.methods.base import Canvas, InParts, Method, Noise, Predictive, Stratified, evaluation
 from ambiseg.methods.mose.config import MoSEConfig
 from ambiseg.methods.mose.grouping import merge_alike
 from ambiseg.methods.schedules import final
 from ambiseg.nn import Backbone, Experts, Features, Gate, PixelHead, ReleasedHead
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.pixelhead import Folded, as_rows, draw_masks, label_dtype, mean_softmax, pixel_logits, region_sums
-from ambiseg.nn.windows import Step, Windows, stitched
+from ambiseg.nn.windows import Block, Step, Windows, dense_blocks, stitched
 from ambiseg.overlap import COSTS, Cost, ce_from_sums, iou_from_sums, regions_of
 from ambiseg.settings import validate
 from ambiseg.transport import couple, optimal_plan, relaxed_objective
@@ -120,8 +121,9 @@ class MoSE(Method):
         if self.backbone.finishes:  # the rest of the decoder runs per sample: blend what it makes of windows
             return super().predict_windows(image, windows, step)
         with evaluation(self), torch.no_grad():
-            features = stitched(self.backbone, image, windows, step)
-            return self._predictive(features, (image.shape[2], image.shape[3]))
+            features, size = stitched(self.backbone, image, windows, step), (image.shape[2], image.shape[3])
+            predictive = self._predictive(features, size)
+            return predictive if features.dense.numel() else _MoSEInParts(predictive, image, windows, step)
 
     def loss(
         self,
@@ -297,7 +299,7 @@ class MoSEPredictive(Stratified):
         (B, P, _), C, device = rows.shape, self.classes, rows.device
         if P <= _BAND:
             labels, marginal = draw_masks(rows, head, noise.mass)
-        else:  # a stitched map may be in half precision: it is widened band by band
+        else:
             labels = torch.empty(B, noise.count, P, dtype=label_dtype(C), device=device)
             marginal = torch.empty(B, C, P, dtype=torch.promote_types(rows.dtype, torch.float32), device=device)
             for start in range(0, P, _BAND):
@@ -322,6 +324,42 @@ class MoSEPredictive(Stratified):
     def _rows(self) -> Tensor:
         """The features as the head reads them, kept for all draws where they are small."""
         return as_rows(self.features.dense)
+
+
+class _MoSEInParts(InParts, Stratified):
+    """One image whose features do not fit into memory: they are made again, and masks are drawn, part by part."""
+
+    def __init__(self, first: MoSEPredictive, image: Tensor, windows: Windows, step: Step | None) -> None:
+        self.first, self.image, self.windows, self.step = first, image, windows, step
+        self.classes, self.size, self.weights = first.classes, first.size, first.weights
+
+    def noise_of(
+        self, strata: Tensor, generator: torch.Generator | None = None, size: tuple[int, int] | None = None
+    ) -> Noise:
+        return self.first.noise_of(strata, generator, size)
+
+    def centre_noise(self) -> Noise:
+        return replace(self.first, weights=self.weights).centre_noise()
+
+    def probs(self, noise: Noise) -> Tensor:
+        canvas = torch.empty(1, noise.count, self.classes, *self.size, device=self.image.device)
+        for block, part in self._parts():
+            canvas[block.place] = part.probs(noise)
+        return canvas
+
+    def fill(self, canvas: Canvas, noises: Sequence[Noise]) -> None:
+        for block, part in self._parts():
+            for which, noise in enumerate(noises):
+                drawn = part.render(noise)
+                assert drawn.marginal is not None
+                canvas.put(which, block, drawn.labels, drawn.marginal)
+
+    def _parts(self) -> Iterator[tuple[Block, MoSEPredictive]]:
+        model = self.first.model
+        with evaluation(model):
+            for block in dense_blocks(model.backbone, self.image, self.windows, self.step):
+                features, size = self.first.features._replace(dense=block.maps), block.maps.shape[2:]
+                yield block, replace(self.first, features=features, size=(size[0], size[1]))
 
 
 def _levels(config: MoSEConfig) -> dict[str, float]:

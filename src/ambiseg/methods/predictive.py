@@ -1,0 +1,230 @@
+"""The predicted distribution of masks of some images, what is random about its draws, and how they become masks."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ambiseg.masks import MaskDistribution
+from ambiseg.nn.pixelhead import label_dtype
+from ambiseg.nn.windows import Block
+
+P = TypeVar("P", bound="Stratified")
+
+
+@contextmanager
+def evaluation(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; afterwards every part is back in the mode it was in."""
+    training = [part for part in module.modules() if part.training]
+    if training:  # every mask that is drawn comes by here
+        module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+@dataclass(frozen=True, eq=False)
+class Noise:
+    """What is random about N draws per image. The same noise makes the same draw in every window and every slice.
+
+    Attributes:
+        codes: ``[B, N, L]`` numbers that hold for a whole image: latent codes, seeds, members.
+        weights: ``[B, N]`` of the draws; ``None`` is equal.
+        strata: ``[B, N]`` the stratum of each draw; ``None`` for methods without.
+        fields: by name, ``[B, N, C, h, w]`` numbers that belong to places of the image, at its size or coarser.
+    """
+
+    codes: Tensor
+    weights: Tensor | None = None
+    strata: Tensor | None = None
+    fields: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """N."""
+        return self.codes.shape[1]
+
+    @property
+    def mass(self) -> Tensor:
+        """The weights ``[B, N]``, written out when they are equal."""
+        if self.weights is not None:
+            return self.weights
+        like = self.codes if self.codes.is_floating_point() else self.codes.float()
+        return torch.full_like(like[:, :, 0], 1 / self.count)
+
+    def __getitem__(self, draws: slice) -> Noise:
+        """Some of the draws, with the weights that they had."""
+        weights, strata = (None if x is None else x[:, draws] for x in (self.weights, self.strata))
+        return Noise(self.codes[:, draws], weights, strata, {k: v[:, draws] for k, v in self.fields.items()})
+
+    def crop(self, y: int, x: int, window: tuple[int, int], size: tuple[int, int]) -> Noise:
+        """The noise of a window at ``(y, x)`` of an image of ``size``; coarser fields are cut at their own scale."""
+        fields = {}
+        for name, values in self.fields.items():
+            sy, sx = (max(1, round(whole / own)) for whole, own in zip(size, values.shape[3:], strict=True))
+            fields[name] = values[..., y // sy : (y + window[0]) // sy, x // sx : (x + window[1]) // sx]
+        return replace(self, fields=fields)
+
+
+class Predictive(ABC):
+    """The predicted distribution of masks of a batch of images: features computed once, nothing drawn yet.
+
+    Attributes:
+        classes: C, background included.
+        size: (H, W) of the images.
+        passes: how often networks run over all windows of a large image to render; 0 where features are kept.
+    """
+
+    classes: int
+    size: tuple[int, int]
+    passes: ClassVar[int] = 0
+
+    @abstractmethod
+    def noise(self, n: int, generator: torch.Generator | None = None, size: tuple[int, int] | None = None) -> Noise:
+        """What is random about ``n`` equally likely draws per image.
+
+        Args:
+            size: of the whole image, when this predictive is of one window of it: noise with ``fields`` covers it all.
+        """
+
+    @abstractmethod
+    def probs(self, noise: Noise) -> Tensor:
+        """Class probabilities of every draw, ``[B, N, C, H, W]``."""
+
+    def render(self, noise: Noise) -> MaskDistribution:
+        """The masks of a noise, with its weights and the mean of their soft predictions as ``marginal``."""
+        mass, labels, marginal = noise.mass, [], torch.zeros((), device=noise.codes.device)
+        with torch.no_grad():
+            for i in range(noise.count):  # one draw's probabilities in memory at a time
+                probs = self.probs(noise[i : i + 1])[:, 0]
+                marginal = marginal + mass[:, i, None, None, None] * probs
+                labels.append(probs.argmax(1).to(label_dtype(self.classes)))
+        weights = None if noise.weights is None else noise.weights.detach()
+        return MaskDistribution(torch.stack(labels, 1), weights, marginal=marginal)
+
+    def render_with(self, noise: Noise, other: Noise) -> tuple[MaskDistribution, Tensor]:
+        """:meth:`render`, and the labels ``[B, N, H, W]`` of another noise as well."""
+        return self.render(noise), self.render(other).labels
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> MaskDistribution:
+        """The standard form: ``n`` equally likely masks per image."""
+        if n < 1:
+            raise ValueError(f"expected at least one sample, found {n}")
+        return self.render(self.noise(n, generator))
+
+    def marginal(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """Pixel-wise class probabilities ``[B, C, H, W]``, the mean of ``n`` soft samples."""
+        return self.sample(n, generator).marginal_probs(self.classes)
+
+
+class Stratified(Predictive):
+    """Draws that fall into K strata of known probability.
+
+    Attributes:
+        weights: ``[B, K]`` the probability of each stratum.
+    """
+
+    weights: Tensor
+
+    @abstractmethod
+    def noise_of(
+        self, strata: Tensor, generator: torch.Generator | None = None, size: tuple[int, int] | None = None
+    ) -> Noise:
+        """One draw from each of the strata named, ``[B, N]`` numbers from 0 to K - 1."""
+
+    @abstractmethod
+    def centre_noise(self) -> Noise:
+        """The most typical draw of each stratum, N = K."""
+
+    def noise(self, n: int, generator: torch.Generator | None = None, size: tuple[int, int] | None = None) -> Noise:
+        """Strata drawn by their weights, and one draw from each."""
+        strata = torch.multinomial(self.weights.detach(), n, replacement=True, generator=generator)
+        return self.noise_of(strata, generator, size)
+
+    def compact_noise(
+        self, per_stratum: int, generator: torch.Generator | None = None, size: tuple[int, int] | None = None
+    ) -> Noise:
+        """``per_stratum`` draws from every stratum, side by side, each of weight ``weights / per_stratum``."""
+        if per_stratum < 1:
+            raise ValueError(f"expected at least one sample per stratum, found {per_stratum}")
+        B, K = self.weights.shape
+        strata = torch.arange(K, device=self.weights.device).repeat_interleave(per_stratum).expand(B, -1)
+        weights = (self.weights / per_stratum).repeat_interleave(per_stratum, 1)
+        return replace(self.noise_of(strata, generator, size), weights=weights)
+
+    def compact(self, per_stratum: int, generator: torch.Generator | None = None) -> MaskDistribution:
+        """The compact form: ``per_stratum`` masks of every stratum, side by side, with their weights."""
+        return self.render(self.compact_noise(per_stratum, generator))
+
+    def centres(self) -> Tensor:
+        """The most typical mask of every stratum, ``[B, K, H, W]``."""
+        return self.render(self.centre_noise()).labels
+
+    def reweighted(self: P, weights: Tensor) -> P:
+        """The same with other weights ``[B, K]``, such as the mean over all slices of a volume."""
+        other = copy.copy(self)
+        object.__setattr__(other, "weights", weights)
+        return other
+
+
+# -- large images ------------------------------------------------------------------------------------------------------
+
+
+class Canvas:
+    """The masks of one large image, which are filled in part by part.
+
+    Args:
+        noises: of the masks, of one image. The first has a marginal; of the others labels are enough.
+        classes: C.
+        size: (H, W) of the image.
+    """
+
+    def __init__(self, noises: Sequence[Noise], classes: int, size: tuple[int, int]) -> None:
+        device, dtype = noises[0].codes.device, label_dtype(classes)
+        self.noise = noises[0]
+        self.labels = [torch.empty(1, noise.count, *size, dtype=dtype, device=device) for noise in noises]
+        self.marginal = torch.empty(1, classes, *size, device=device)
+
+    def put(self, which: int, block: Block, labels: Tensor, marginal: Tensor) -> None:
+        """The masks of one of the noises in one part of the image."""
+        self.labels[which][block.place] = labels
+        if which == 0:
+            self.marginal[block.place] = marginal
+
+    @property
+    def masks(self) -> MaskDistribution:
+        """Those of the first noise."""
+        weights = None if self.noise.weights is None else self.noise.weights.detach()
+        return MaskDistribution(self.labels[0], weights, marginal=self.marginal)
+
+
+class InParts(Predictive):
+    """One image that is too large for features or soft masks of all of it: every rendering goes through the windows."""
+
+    passes = 1
+
+    @abstractmethod
+    def fill(self, canvas: Canvas, noises: Sequence[Noise]) -> None:
+        """Put the masks of all noises into the canvas."""
+
+    def render(self, noise: Noise) -> MaskDistribution:
+        return self._filled(noise).masks
+
+    def render_with(self, noise: Noise, other: Noise) -> tuple[MaskDistribution, Tensor]:
+        canvas = self._filled(noise, other)
+        return canvas.masks, canvas.labels[1]
+
+    def _filled(self, *noises: Noise) -> Canvas:
+        canvas = Canvas(noises, self.classes, self.size)
+        with torch.no_grad():
+            self.fill(canvas, noises)
+        return canvas
