@@ -162,6 +162,7 @@ def _predict(arguments: argparse.Namespace) -> int:
                 odd += bool(line.get("notes"))
                 for note in line.get("notes", ()) if odd <= _WARNED else ():
                     print(f"ambiseg: warning: {line['image']}: {note}", file=sys.stderr)
+                del one  # with all its masks, before the next image takes as much
     except Exception as error:  # the other processes wait for this one's results
         if processes is None:
             raise

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
+import io
+import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from ambiseg._util.bands import bands
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import atomic_write
 from ambiseg.io.source import Source
@@ -36,7 +38,7 @@ def write_map(path: Path, values: np.ndarray, source: Source) -> None:
     """Write ``[H, W]`` or ``[D, H, W]`` in the format of the path's suffix, with the geometry of ``source``."""
     with atomic_write(path) as file:
         if path.name.endswith(".nii.gz"):
-            file.write(_nifti(values, source))
+            _write_nifti(file, values, source)
         elif path.suffix == ".npy":
             np.save(file, values, allow_pickle=False)
         elif path.suffix == ".tif":
@@ -46,10 +48,13 @@ def write_map(path: Path, values: np.ndarray, source: Source) -> None:
             _write_png(file, values, colours, source.dpi)
 
 
-def write_heat(path: Path, share: np.ndarray) -> None:
-    """Write ``[H, W]`` shares of 0 to 1 as a PNG whose palette shows higher ones brighter."""
+def write_heat(path: Path, values: np.ndarray, top: float) -> None:
+    """Write ``[H, W]`` values of 0 to ``top`` as a PNG whose palette shows higher ones brighter."""
+    shown, flat = np.empty(values.shape, np.uint8), np.ascontiguousarray(values).reshape(-1)
+    for band in bands(flat.size):
+        shown.reshape(-1)[band] = np.round(255 * np.clip(flat[band] / np.float64(top), 0, 1))
     with atomic_write(path) as file:
-        _write_png(file, np.round(255 * np.clip(share, 0, 1)).astype(np.uint8), heat_colours(np.linspace(0, 1, 256)))
+        _write_png(file, shown, heat_colours(np.linspace(0, 1, 256)))
 
 
 def _write_png(file: BinaryIO, values: np.ndarray, colours: np.ndarray | None, dpi: Any = None) -> None:
@@ -78,7 +83,7 @@ def _write_tiff(file: BinaryIO, values: np.ndarray, source: Source) -> None:
     tifffile.imwrite(file, values, **about)
 
 
-def _nifti(values: np.ndarray, source: Source) -> bytes:
+def _write_nifti(file: BinaryIO, values: np.ndarray, source: Source) -> None:
     """In the voxel order of a NIfTI source, with its affine; of DICOM, as (column, row, slice)."""
     import nibabel
     from nibabel.orientations import apply_orientation, io_orientation
@@ -105,4 +110,29 @@ def _nifti(values: np.ndarray, source: Source) -> bytes:
     image.header.set_slope_inter(1, 0)
     if values.dtype.kind == "u":
         image.header.set_intent("label", name="class ids")
-    return gzip.compress(image.to_bytes(), 6, mtime=0)  # without the time, equal masks are equal files
+    packed = _Gzip(file)
+    image.to_stream(packed)  # type: ignore[arg-type]
+    packed.finish()
+
+
+class _Gzip(io.RawIOBase):
+    """Compresses what is written to it, without the time: equal masks are equal files. Nothing waits in memory."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._at, self._pack = file, 0, zlib.compressobj(6, zlib.DEFLATED, 31)  # 31: as gzip does
+
+    def write(self, content: Any, /) -> int:
+        self._file.write(self._pack.compress(content))
+        self._at += len(content)
+        return len(content)
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, place: int, whence: int = 0, /) -> int:
+        if place != self._at or whence:  # nibabel then fills up to it
+            raise OSError(f"expected to stay at {self._at}, found a seek to {place}")
+        return place
+
+    def finish(self) -> None:
+        self._file.write(self._pack.flush())

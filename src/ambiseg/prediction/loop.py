@@ -18,7 +18,7 @@ from ambiseg.prediction.predictor import Predictor
 from ambiseg.prediction.result import Prediction
 from ambiseg.prediction.writing import Existing, write
 
-_WAITING = 2  # predictions that wait for being written, at most: each holds all its masks
+_WAITING, _BYTES = 2, 1 << 28  # predictions that wait for being written, at most: each holds all its masks
 
 Named = tuple[str, Path | Source]
 Progress = Callable[[float, int], None]
@@ -67,14 +67,20 @@ def predict_each(
                 found = found._replace(prediction=predictor(image, name, step))
             except DataError as error:
                 found = found._replace(error=error)
-            drawn, job = found.prediction, None
-            if drawn is not None and out is not None:
-                job = writer.submit(write, drawn, out, existing, overview)
+            job = None
+            if found.prediction is not None and out is not None:
+                job = writer.submit(write, found.prediction, out, existing, overview)
             waiting.append((found, job))
-            while len(waiting) > _WAITING:
+            del found, job  # what is handed on is not kept here, while the next one takes its memory
+            while len(waiting) > _WAITING or sum(_size(one) for one, _ in waiting) > _BYTES:
                 yield _written(*waiting.popleft())
         while waiting:
             yield _written(*waiting.popleft())
+
+
+def _size(found: Outcome) -> int:
+    masks = None if found.prediction is None else found.prediction.masks
+    return 0 if masks is None else masks.labels.untyped_storage().nbytes()
 
 
 def _written(found: Outcome, job: Future[Path] | None) -> Outcome:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ambiseg import __version__
+from ambiseg._util.bands import counted
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import atomic_folder, atomic_write, write_text
 from ambiseg.io.write import suffix_for, write_heat, write_map
@@ -69,7 +70,7 @@ def _fill(prediction: Prediction, folder: Path, overview: bool) -> None:
     values = prediction.entropy.numpy().astype(np.float32, copy=False)
     write_map(folder / entropy, values, source)
     if source.slices == 1:
-        write_heat(folder / "entropy.png", values / np.log(classes))
+        write_heat(folder / "entropy.png", values, float(np.log(classes)))
     about = _about(prediction, list(masks), list(centres), entropy)
     write_text(folder / "weights.json", json.dumps(about, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     if overview:
@@ -89,7 +90,7 @@ def _about(prediction: Prediction, masks: list[str], centres: list[str], entropy
         if by := [k + 1 for k in prediction.strata_of(i)]:  # counted from 1, as in file names and reports
             mask |= {"stratum": by[0], "strata": by}
         mask["draws"] = sum(draw.mask == i for draw in draws)
-        pixels = np.bincount(prediction.masks.labels[0, i].numpy().reshape(-1), minlength=len(prediction.classes))
+        pixels = counted(prediction.masks.labels[0, i].numpy(), len(prediction.classes))
         listed.append(mask | {"pixels": dict(zip(prediction.classes, pixels.tolist(), strict=True))})
     return {
         "format": FORMAT,
