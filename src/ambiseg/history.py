@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ambiseg._util.errors import ConfigError
+from ambiseg._util.reading import read_csv
 
 Row = Mapping[str, float]
 
@@ -44,7 +45,7 @@ def read(path: Path) -> list[dict[str, float]]:
     """
     if not path.exists():
         return []
-    columns, *lines = _lines(path)
+    columns, *lines = read_csv(path) or [[]]
     if not {"epoch", "loss"} <= set(columns) or len(set(columns)) < len(columns):
         raise ConfigError(f"{path}: expected columns with epoch and loss among them, found {','.join(columns)[:100]!r}")
     history = []
@@ -57,17 +58,6 @@ def read(path: Path) -> list[dict[str, float]]:
             raise ConfigError(f"{where}: expected epoch {number - 1} and its loss, found {','.join(cells)[:100]!r}")
         history.append(row)
     return history
-
-
-def _lines(path: Path) -> list[list[str]]:
-    if not path.is_file():
-        raise ConfigError(f"{path}: expected one line per epoch, found a folder")
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            lines = list(csv.reader(file))
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: expected one line per epoch as CSV, found other bytes ({error})") from None
-    return lines or [[]]
 
 
 def _number(cell: str, where: str) -> float:

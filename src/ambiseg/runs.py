@@ -39,6 +39,7 @@ from ambiseg import config as configuration
 from ambiseg import history as metrics
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.files import Lock, atomic_folder, contents, made, write_text
+from ambiseg._util.reading import read_json, validated
 from ambiseg._util.watch import ProcessLost
 from ambiseg.config import Config
 from ambiseg.data.case import Cases, Extra, Reading
@@ -46,7 +47,6 @@ from ambiseg.data.intensity import Intensity
 from ambiseg.data.splits import Split
 from ambiseg.data.values import Values
 from ambiseg.methods import Method, Predictive, method_named
-from ambiseg.settings import read_json
 from ambiseg.weights import read_weights
 
 _FORMAT = "ambiseg.Run/1"
@@ -191,13 +191,12 @@ class Run:
         if not self.folder.is_dir():
             raise ConfigError(f"{self.folder}: expected the folder of a run, found none")
         about = self.folder / "run.json"
-        if not about.is_file():
+        if not about.exists():
             raise ConfigError(f"{self.folder}: expected the folder of a run with run.json in it, found no such file")
-        text = about.read_bytes()
-        self._record: _Record = read_json(_Record, about, text, "a run")
+        self.about: dict[str, Any] = read_json(about, "a run", finite=False)
+        self._record: _Record = validated(_Record, self.about, about, "a run")
         if self._record.format != _FORMAT:
             raise ConfigError(f"{about}: expected a run of format {_FORMAT}, found {self._record.format}")
-        self.about: dict[str, Any] = json.loads(text)
         self.config: Config = configuration.load(self.folder / "config.yaml")
         self.card = replace(self._record.data, stratum=method_named(self.config.model.method).stratum)
         if "reading" not in self.about["data"]:  # of an earlier version
