@@ -13,7 +13,7 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -93,19 +93,12 @@ def atomic_write(path: Name) -> Iterator[BinaryIO]:
         with _named(path), open(target, "wb") as file:
             yield file
         return
-    with _named(path, os.fspath(target.parent)):
-        draft, held = _draft(target.parent, lambda name: open(name, "xb").close())
-        try:
-            with open(draft, "r+b") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, target)
-        except BaseException:
-            _remove(draft)
-            raise
-        finally:
-            _release(held)
+    with _named(path, draft=True), _draft(target.parent, lambda name: open(name, "xb").close()) as draft:
+        with open(draft, "r+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, target)
     _settle(target.parent)
 
 
@@ -124,17 +117,10 @@ def atomic_folder(path: Name, replace: bool = True) -> Iterator[Path]:
     (['results'], ['note.txt'])
     """
     target = Path(path)
-    with _named(path, os.fspath(target.parent)):
-        draft, held = _draft(target.parent, os.mkdir)
-        try:
-            yield draft
-            _settle_all(draft)
-            _publish(draft, target, replace)
-        except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise
-        finally:
-            _release(held)
+    with _named(path, draft=True), _draft(target.parent, os.mkdir) as draft:
+        yield draft
+        _settle_all(draft)
+        _publish(draft, target, replace)
     _settle(target.parent)
 
 
@@ -204,32 +190,17 @@ class Lock:
         self.folder, self.doing, self._descriptor = Path(folder), doing, -1
 
     def __enter__(self) -> Lock:
-        path = self.folder / LOCK
-        while self._descriptor < 0:
-            with _named(self.folder, os.fspath(self.folder)):
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
-            try:
-                _flock(descriptor)
-            except BlockingIOError:
-                who = os.read(descriptor, 200).decode("utf-8", "replace").strip() or "another process"
-                os.close(descriptor)
-                hint = "wait until it has ended, or choose another folder"
-                raise ConfigError(
-                    f"{self.folder}: expected no other process at work there, found {who}; {hint}"
-                ) from None
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    os.close(descriptor)
-                    raise
-            if _is(descriptor, path):  # not removed meanwhile by the process that had it
-                self._descriptor = descriptor
-                _held.add(descriptor)
-            else:
-                os.close(descriptor)
-        with suppress(OSError):  # a full disk: the other process is not told who has it
-            os.ftruncate(self._descriptor, 0)
-            os.write(self._descriptor, f"{self.doing} by process {os.getpid()}\n".encode())
-        sweep(self.folder)
+        try:
+            while not self._taken():
+                _release(self._descriptor)
+            with suppress(OSError):  # a full disk: the other process is not told who has it
+                os.ftruncate(self._descriptor, 0)
+                os.write(self._descriptor, f"{self.doing} by process {os.getpid()}\n".encode())
+            sweep(self.folder)
+        except BaseException:
+            _release(self._descriptor)
+            _unlock(self.folder)
+            raise
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -238,52 +209,77 @@ class Lock:
                 (self.folder / LOCK).unlink()
             _release(self._descriptor)
 
+    def _taken(self) -> bool:
+        """Whether the lock is had, and its file was not removed meanwhile by the process that had it."""
+        path = self.folder / LOCK
+        with _named(self.folder, draft=True):
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        _held.add(self._descriptor)
+        try:
+            _flock(self._descriptor)
+        except BlockingIOError:
+            who = os.read(self._descriptor, 200).decode("utf-8", "replace").strip() or "another process"
+            found = f"found {who}; wait until it has ended, or choose another folder"
+            raise ConfigError(f"{self.folder}: expected no other process at work there, {found}") from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        return _is(self._descriptor, path)
+
 
 # -- drafts and locks --------------------------------------------------------------------------------------------------
 
 
-def _draft(folder: Path, make: Any) -> tuple[Path, int]:
-    """A new draft in a folder, made by ``make``, and the descriptor of its lock."""
+@contextmanager
+def _draft(folder: Path, make: Callable[[Path], None]) -> Iterator[Path]:
+    """A new draft in a folder, made by ``make`` and locked; it is removed if the block fails."""
     if (known := os.path.realpath(folder)) not in _swept:
         _swept.add(known)
         sweep(folder)
-    while True:
-        draft = folder / f"{_PREFIX}{secrets.token_hex(8)}"  # not made of the target's name, which may be too long
+    draft, held = _new(folder), None
+    try:
         make(draft)
-        try:
-            held = _locked(draft, sure=False)
-        except FileNotFoundError:  # swept by another process before it was locked
-            continue
-        if held is not None:
-            return draft, held
+        while (held := _locked(draft, sure=False)) is None:  # swept by another process before it was locked
+            draft = _new(folder)
+            make(draft)
+        yield draft
+    except BaseException:
+        _remove(draft)
+        raise
+    finally:
+        _release(held)
+
+
+def _new(folder: Path) -> Path:
+    return folder / f"{_PREFIX}{secrets.token_hex(8)}"  # not made of the target's name, which may be too long
 
 
 def _locked(path: Path, sure: bool = True) -> int | None:
-    """A descriptor of a file or folder with a lock; ``None`` if another process has it.
+    """A descriptor of a file or folder with a lock; ``None`` if another process has it, or has removed it.
 
     Without ``sure`` a file system that knows no locks is good enough, and the descriptor may be -1.
     """
+    unsure = None if sure else -1
     if fcntl is None:
-        return None if sure else -1
-    if stat.S_ISLNK(os.lstat(path).st_mode):
-        return -1
+        return unsure
     try:
+        if stat.S_ISLNK(os.lstat(path).st_mode):
+            return -1
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise
+        return None
     except OSError:
-        return None if sure else -1
+        return unsure
+    _held.add(descriptor)
     try:
         _flock(descriptor)
-        if not _is(descriptor, path):
-            raise FileNotFoundError(path)
     except OSError as error:
-        os.close(descriptor)
-        if isinstance(error, FileNotFoundError) and not sure:
-            raise
-        return -1 if not sure and error.errno in _NO_LOCKS else None
-    _held.add(descriptor)
-    return descriptor
+        _release(descriptor)
+        return unsure if error.errno in _NO_LOCKS else None
+    if _is(descriptor, path):
+        return descriptor
+    _release(descriptor)
+    return None
 
 
 def _flock(descriptor: int) -> None:
@@ -298,8 +294,8 @@ def _is(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _release(descriptor: int) -> None:
-    if descriptor in _held:
+def _release(descriptor: int | None) -> None:
+    if descriptor is not None and descriptor in _held:
         _held.discard(descriptor)
         os.close(descriptor)
 
@@ -314,6 +310,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_let_go)
 
 
+def _unlock(folder: Path) -> None:
+    """Remove the lock that a killed process left in a folder."""
+    held = _locked(folder / LOCK)
+    if held is not None:
+        _remove(folder / LOCK)
+        _release(held)
+
+
 def _remove(path: Path) -> None:
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
@@ -323,12 +327,12 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def _named(path: Name, hidden: str | None = None) -> Iterator[None]:
+def _named(path: Name, draft: bool = False) -> Iterator[None]:
     """Errors of the system name the file that was asked for: nobody asked for the draft, and writing knows no names."""
     try:
         yield
     except OSError as error:
-        inside = hidden is not None and _PREFIX in os.fsdecode(error.filename or "")
+        inside = draft and _PREFIX in os.fsdecode(error.filename or "")
         if error.errno is not None and (error.filename is None or inside):
             raise OSError(error.errno, error.strerror, os.fspath(path)) from None
         raise
@@ -355,7 +359,7 @@ def _publish(draft: Path, target: Path, replace: bool) -> None:
     elif _exchange(draft, target):
         shutil.rmtree(draft, ignore_errors=True)
     else:
-        aside = target.parent / f"{_PREFIX}{secrets.token_hex(8)}"
+        aside = _new(target.parent)
         os.rename(target, aside)
         try:
             os.rename(draft, target)
@@ -368,11 +372,7 @@ def _publish(draft: Path, target: Path, replace: bool) -> None:
 def _clear(folder: Path) -> None:
     """Remove what killed processes left in a folder, their lock included; on Windows an empty folder as well."""
     sweep(folder)
-    with suppress(OSError):
-        held = _locked(folder / LOCK)
-        if held is not None:
-            (folder / LOCK).unlink()
-            _release(held)
+    _unlock(folder)
     if os.name == "nt":
         with suppress(OSError):
             folder.rmdir()
