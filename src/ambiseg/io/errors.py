@@ -117,7 +117,8 @@ class Problem:
 
     @property
     def line(self) -> str:
-        return f"{self.file}: {self.message}" if self.file else self.message
+        said = f"{self.file}: {self.message}" if self.file else self.message
+        return "".join(c if c.isprintable() else " " for c in said)  # names and headers hold whatever they hold
 
     def as_dict(self) -> dict[str, str]:
         return {**asdict(self), "severity": self.severity, "name": self.name, "fix": self.remedy}

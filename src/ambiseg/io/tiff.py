@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -215,7 +218,7 @@ def _decode_with_pillow(path: Path, shape: tuple[int, ...], dtype: np.dtype, com
     """For compressions such as LZW, which tifffile decodes by another package; Pillow has no 16-bit colour."""
     from PIL import Image
 
-    with decoding_at_most(limits.max_pixels()), Image.open(path, formats=("TIFF",)) as image:
+    with decoding_at_most(limits.max_pixels()), _muted(), Image.open(path, formats=("TIFF",)) as image:
         first = np.asarray(image)
         pages = math.prod(shape) // max(first.size, 1)
         if first.dtype != dtype or pages * first.size != math.prod(shape) or pages != getattr(image, "n_frames", 1):
@@ -228,3 +231,21 @@ def _decode_with_pillow(path: Path, shape: tuple[int, ...], dtype: np.dtype, com
             image.seek(k)
             pixels[k] = np.asarray(image)
     return pixels.reshape(shape)
+
+
+@contextmanager
+def _muted() -> Iterator[None]:
+    """Without what libtiff writes on the error stream about damage; Pillow offers no other way to stop it."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is no error stream
+        yield
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
