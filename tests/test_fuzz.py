@@ -56,6 +56,7 @@ def test_commands_that_behave(sandbox):
     assert faults(sandbox, lambda: say("reading", "ambiseg: warning: odd", REFUSED)) == []
     assert faults(sandbox, lambda: say(REFUSED, REFUSED), "predict demo a.png b.png", lines=2) == []
     assert faults(sandbox, lambda: 1, "data check scans") == []
+    assert faults(sandbox, lambda: print("error E201 unreadable") or 2, "data check scans") == []
     assert faults(sandbox, lambda: sys.exit(0)) == []
 
     def writes() -> int:

@@ -11,21 +11,12 @@ from faults.corpus import SHAPES, TINY
 from faults.judge import Command
 from faults.mutate import INTEGERS, NUMBERS, TEXTS, value
 
-# Large values of these are work that somebody may want; a campaign does not wait for it.
-_WORK = (
-    "epochs",
-    "windows",
-    "samples",
-    "num_nodes",
-    "devices",
-    "workers",
-    "per-stratum",
-    "num-nodes",
-    "minutes",
-    "cases",
-    "count",
-)
-_LARGEST = 40
+# Large values of these are work that somebody may want, processes or other machines; a campaign waits for none of it.
+_LARGEST = {
+    **dict.fromkeys(("epochs", "windows", "samples", "per-stratum", "minutes", "cases", "count"), 40),
+    **dict.fromkeys(("devices", "workers"), 2),
+    **dict.fromkeys(("num_nodes", "num-nodes"), 1),
+}
 _NEVER = ("--help", "--version", "--open", "--settings", "--recipes", "--device", "--accelerator")
 
 
@@ -43,8 +34,9 @@ def text(place: Place, key: str, words: list[str]) -> str:
         found = rng.choice(TEXTS)
     else:
         found = json.dumps(value(rng))[:5000]
-    if any(key.endswith(end) for end in _WORK) and isinstance(found, int | float) and found > _LARGEST:
-        found = rng.choice([0, -1, 1, 2, 0.5, "x", float("nan")])
+    largest = next((most for end, most in _LARGEST.items() if key.endswith(end)), float("inf"))
+    if isinstance(found, int | float) and found > largest:
+        found = rng.choice([0, -1, 1, largest, 0.5, "x", float("nan")])
     return str(found).replace("\0", "").replace("\ud800", "")
 
 

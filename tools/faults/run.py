@@ -23,6 +23,7 @@ from faults.judge import LIMITS, Ended, Limits
 # One thread: a fork of several would wait for locks that nobody holds any more.
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
 Entry = Callable[[], Any]
+PROGRAM = Path(__file__).resolve().parents[2] / "src" / "ambiseg" / "__main__.py"
 
 
 class Sandbox:
@@ -144,7 +145,7 @@ def _forked(arguments: list[str], sandbox: Sandbox, out: Path, err: Path, entry:
         os.environ.update(sandbox.environment)
         os.chdir(sandbox.work)
         tempfile.tempdir = None
-        sys.argv = ["ambiseg", *arguments]
+        sys.argv = [str(PROGRAM), *arguments]  # which a command starts again for further processes
         code = _code(entry)
         threading._shutdown()  # type: ignore[attr-defined]  # as at the end of any process
         atexit._run_exitfuncs()
