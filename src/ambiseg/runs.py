@@ -389,9 +389,8 @@ def _commit() -> str | None:
     try:
         folder = Path(__file__).parent
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=5)
-        changed = subprocess.run(
-            ["git", "status", "--porcelain"], cwd=folder, capture_output=True, text=True, timeout=5
-        )
+        looking = ["git", "--no-optional-locks", "status", "--porcelain"]  # a kill would leave the index locked
+        changed = subprocess.run(looking, cwd=folder, capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.SubprocessError):
         return None
     if head.returncode:
