@@ -213,9 +213,7 @@ class Bench:
         code = self.shop.run(command)
         said = self.shop.said()
         if code != 0 and not (done and code == 2 and len(_errors(said)) == 1):  # all of it is there already
-            outcome.problems.append(
-                f"`ambiseg {' '.join(command)}` afterwards: exit code {code}: {said.strip()[-300:]}"
-            )
+            outcome.problems.append(f"afterwards, {' '.join(command[:3])}: exit code {code}: {said.strip()[-300:]}")
         if "Traceback" in said:
             outcome.problems.append("traceback afterwards")
         outcome.problems += self._final()

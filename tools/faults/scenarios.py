@@ -94,6 +94,12 @@ SCENARIOS: dict[str, Scenario] = {
         run="run",
         known=("run",),
     ),
+    "train workers": Scenario(  # data are loaded by another process
+        (*_TRAIN[:-3], "--data.workers=1", "--trainer.epochs=1", "--out", "run"),
+        next=_resumed,
+        run="run",
+        known=("run",),
+    ),
     "train auto": Scenario(
         ("train", "auto", "--data.root=scans", "--data.windows=2", *_SMALL, "--trainer.epochs=1", "--out", "run"),
         (_SCANS,),
@@ -104,6 +110,11 @@ SCENARIOS: dict[str, Scenario] = {
     "evaluate": Scenario(("evaluate", "run", "--samples", "4", "--quiet"), (_TRAIN,), known=("run",)),
     "evaluate --out": Scenario(
         ("evaluate", "run", "--samples", "4", "--out", "scores.json", "--quiet"), (_TRAIN,), known=("scores", "run")
+    ),
+    "evaluate files": Scenario(
+        ("evaluate", "--predictions", "masks", "--truth", "scans", "--partial", "--out", "scores.json", "--quiet"),
+        (_TRAIN, _SCANS, "images", _PREDICT),
+        known=("scores",),
     ),
     "report": Scenario(
         ("report", "run", "--cases", "1", "--quiet"),
