@@ -154,7 +154,7 @@ def test_damage_is_that_of_its_seed(tmp_path):
     }
     for name, content in source.items():
         made = set[bytes]()
-        for seed in range(40):
+        for seed in range(12):
             twice = []
             for _ in range(2):
                 (tmp_path / name).write_bytes(content)
@@ -162,13 +162,13 @@ def test_damage_is_that_of_its_seed(tmp_path):
                 twice.append((tmp_path / name).read_bytes())
             assert twice[0] == twice[1]
             made.add(twice[0])
-        assert len(made) > 20
+        assert len(made) > 6
 
 
 def test_small_campaign(tmp_path):
     """Everything is run as `python tools/fuzz.py --count 10000` does; that many are for a night."""
     report = tmp_path / "report.jsonl"
-    command = [sys.executable, str(REPOSITORY / "tools" / "fuzz.py"), "--count", "60", "--seed", "12", "--cold", "0"]
+    command = [sys.executable, str(REPOSITORY / "tools" / "fuzz.py"), "--count", "45", "--seed", "12", "--cold", "0"]
     done = subprocess.run(
         [*command, "--out", str(report)],
         env=os.environ | {"TMPDIR": str(tmp_path)},
@@ -178,6 +178,6 @@ def test_small_campaign(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     outcomes = [json.loads(line) for line in report.read_text().splitlines()]
-    assert sorted(one["number"] for one in outcomes) == list(range(60))
-    assert len({one["family"] for one in outcomes}) > 25
+    assert sorted(one["number"] for one in outcomes) == list(range(45))
+    assert len({one["family"] for one in outcomes}) > 20
     assert {call["code"] for one in outcomes for call in one["commands"]} >= {0, 2}

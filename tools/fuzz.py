@@ -92,7 +92,9 @@ def tried(number: int, given: argparse.Namespace, corpus: Any, sandbox: Sandbox,
         faults = judge(step, ended, sandbox.root, before, limits)
         typed = shlex.join(["ambiseg", *(word[:300] for word in step.arguments)])
         told = {"typed": typed, "code": ended.code, "seconds": round(ended.seconds, 2), "memory": int(ended.memory)}
-        outcome["commands"].append(told | ({"err": ended.err[-3000:]} if faults or given.one is not None else {}))
+        outcome["commands"].append(
+            told | ({"err": ended.err[-3000:], "out": ended.out[-1000:]} if faults or given.one is not None else {})
+        )
         outcome["faults"] += [f"{step.name}: {fault}" for fault in faults]
     if outcome["faults"] and given.keep:
         kept = given.keep / str(number)

@@ -53,7 +53,7 @@ def check(place: Place, data: str) -> Command:
     if place.rng.random() < 0.2:
         more, writes = [*more, "--html", "check.html"], (*writes, "check.html")
     # What was found is written where it was asked for, also when it is that nothing can be read.
-    return Command(["data", "check", data, *more], writes=writes, keeps=tuple(w for w in writes if w.endswith("json")))
+    return Command(["data", "check", data, *more], writes=writes, keeps=writes)
 
 
 def split(place: Place, data: str, *more: str) -> Command:

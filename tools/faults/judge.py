@@ -143,7 +143,7 @@ def _printed(command: Command, ended: Ended) -> Iterable[str]:
     errors = [line for line in lines if re.match(r"ambiseg\b[\w ]*: \S", line) and not _NOTES.match(line)]
     if ended.code == 2 and not ended.stopped:
         if not errors and not (
-            command.name == "data check" and re.search(r"\berror\b", ended.out)
+            command.name == "data check" and re.search(r"\berror\b|\bE\d{3}\b", ended.out)
         ):  # its table says it
             yield "exit 2 without a line that says why"
         elif len(errors) > command.lines:

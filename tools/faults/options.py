@@ -68,8 +68,8 @@ def options(place: Place) -> list[Step]:
     for action in place.rng.sample(known, min(len(known), place.rng.choice([1, 1, 2]))):
         option = action.option_strings[-1]
         if option in ("--json", "--html", "--out"):
-            words += [option, f"{option[2:]}.json"]
-            writes = (*writes, f"{option[2:]}.json", f"{option[2:]}.csv")
+            words += [option, file := "page.html" if option == "--html" else f"{option[2:]}.json"]
+            writes = (*writes, file, "out.csv")
         elif action.nargs == 0:
             words.append(option)
         else:
@@ -178,6 +178,7 @@ def paths(place: Place) -> list[Step]:
     # Anything may be written below the place that was named, and nowhere else.
     writes = ("parts.json", "exported", "store", "new", "out")
     named = one.rstrip("/") not in ("", ".", "..")
+    one = "../home" if one == "~" else one
     writes = (*writes, one, f"{one}.csv", f"{one}.json", "runs") if named else (".",)
     lines = 50 if words[0] == "predict" else 1
     if words[0] == "train" and one in ("demo", "shapes", "sample") and words[1] == one:

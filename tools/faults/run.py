@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import re
 import shutil
@@ -92,7 +93,10 @@ def warm() -> Entry:
     for name in others.split():
         with suppress(ImportError):
             importlib.import_module(name)
-    return importlib.import_module("ambiseg.__main__").main
+    entry = importlib.import_module("ambiseg.__main__").main
+    gc.collect()
+    gc.freeze()  # so that a fork's collector does not copy every page by touching it
+    return entry
 
 
 def run(arguments: list[str], sandbox: Sandbox, entry: Entry | None = None, limits: Limits = LIMITS) -> Ended:
@@ -135,6 +139,7 @@ def _forked(arguments: list[str], sandbox: Sandbox, out: Path, err: Path, entry:
     code = 1
     try:
         os.setsid()
+        atexit._clear()  # what the parent has to do at its end
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         for number, path, how in ((0, os.devnull, os.O_RDONLY), (1, out, flags), (2, err, flags)):
             file = os.open(path, how, 0o644)
