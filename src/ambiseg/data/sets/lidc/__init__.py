@@ -15,7 +15,8 @@ from ambiseg.data.sets.lidc import released
 from ambiseg.data.sets.lidc.crops import Crops, Options
 from ambiseg.data.sets.lidc.dicom import Dicom, has_dicom_name
 from ambiseg.data.sets.lidc.folders import Npy, Png, part_folders
-from ambiseg.data.sets.lidc.single_file import Archive, Hdf5, Pickle
+from ambiseg.data.sets.lidc.hdf5 import Hdf5
+from ambiseg.data.sets.lidc.single_file import Archive, Pickle
 from ambiseg.data.store import Store, state_of
 
 __all__ = ["FORMS", "Crops", "Options", "detect", "open_form", "prepare"]

@@ -1,8 +1,7 @@
-"""LIDC in one file: the v1 pickle, HDF5 files that were made from it, and ``.npz`` archives."""
+"""LIDC in one file: the v1 pickle, and ``.npz`` archives; hdf5.py has HDF5 files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,20 +14,16 @@ from ambiseg.data.sets.arrays import Arrays, load_npz
 from ambiseg.data.sets.lidc.crops import (
     BYTES,
     LUNG,
-    PARTS,
     READERS,
     UNIT,
     Crop,
     Crops,
     check_shapes,
-    shift_of,
     unit_image,
 )
 from ambiseg.data.sets.lidc.safe_pickle import StoredArray, index, kind, text_of
 
 _KEYS = ("image", "masks", "series_uid")
-_BLOCK = 32  # images that are read at once: files of compressed blocks are slow to read one by one
-_IDS = ("series_uid", "series_uids", "uids", "uid", "patient", "patients")
 _KEPT = ("z", "pixel_spacing", "corner_xy", "nodule", "n_raters", "thickness")
 
 
@@ -92,99 +87,6 @@ def _crop(source: Path, name: str, value: Any) -> Crop:
         raise DataError(f"{where}: expected masks of one size, found {some(sorted(shapes), joint=' and ')}")
     check_shapes(where, image.shape, masks[0].shape if len(masks) == 1 else (count, *masks[0].shape), image.dtype)
     return Crop(name, (image, *masks), series=series, origin={"key": name})
-
-
-class Hdf5(Crops):
-    """PHiSeg's ``data_lidc.hdf5`` and its descendants.
-
-    Images are ``[N, H, W]`` (or ``[N, 1, H, W]``), in [0, 1] or shifted by -0.5; the shift is undone. Labels are
-    ``[N, H, W, 4]`` or ``[N, 4, H, W]``. ``uids`` are numbers, a hash of each series that cannot be turned back; they
-    still tell which cases belong together.
-    """
-
-    form = "v1 HDF5"
-    suffixes = (".hdf5", ".h5")
-    _file: Any = None
-    _block: tuple[tuple[str, int], np.ndarray, np.ndarray] | None = None
-
-    def index(self, progress: Progress | None) -> list[Crop]:
-        crops: list[Crop] = []
-        shifts = []
-        with self._open() as file:
-            groups = [part for part in PARTS if part in file] or ([""] if "images" in file else [])
-            if not groups:
-                found = some(sorted(file)) or "nothing"
-                raise DataError(
-                    f"{self.source}: expected groups {', '.join(PARTS)} with images and labels, found {found}"
-                )
-            for part in groups:
-                group = file[part or "/"]
-                count = self._checked_count(group)
-                ids, hashed = self._ids(group, count)
-                width = len(str(max(count - 1, 1)))
-                for i in range(count):
-                    name = f"{part}-{i:0{width}d}".lstrip("-")
-                    series, patient = (None, f"series-{ids[i]}") if hashed else (ids[i], None)
-                    crops.append(Crop(name, (part, i), series, patient, part or None, {"group": part, "number": i}))
-                shifts.append(shift_of(count, lambda i, images=group["images"]: self._rows(images, i, 1)))
-        self._shift = max(shifts)
-        return crops
-
-    def _open(self) -> Any:
-        import h5py
-
-        try:
-            return h5py.File(self.source, "r")
-        except OSError as error:
-            raise DataError(f"{self.source}: expected a whole HDF5 file, found: {error}") from None
-
-    def _checked_count(self, group: Any) -> int:
-        where = f"{self.source}: group {group.name.strip('/') or '/'!r}"
-        if missing := [key for key in ("images", "labels") if not hasattr(group, "keys") or key not in group]:
-            raise DataError(f"{where}: expected images and labels, found no {missing[0]}")
-        images, labels = group["images"].shape, group["labels"].shape
-        flat = images
-        if len(images) == 4 and 1 in (images[1], images[3]):
-            flat = (images[0], *images[2:]) if images[1] == 1 else images[:3]
-        if len(flat) != 3 or labels not in ((*flat, READERS), (flat[0], READERS, *flat[1:])):
-            expected = f"images [N, H, W] and labels [N, H, W, {READERS}] or [N, {READERS}, H, W]"
-            raise DataError(f"{where}: expected {expected}, found {list(images)} and {list(labels)}")
-        return flat[0]
-
-    def _ids(self, group: Any, count: int) -> tuple[Sequence[str | None], bool]:
-        """The id of each case's series, and whether it is a number that the series was hashed to."""
-        name = next((name for name in _IDS if name in group), None)
-        if name is None:
-            return [None] * count, False
-        values = group[name][()]
-        if values.shape != (count,):
-            where = f"{self.source}: {group[name].name}"
-            raise DataError(f"{where}: expected one for each of {count} images, found {list(values.shape)}")
-        texts = [value.decode() if isinstance(value, bytes) else str(value) for value in values.tolist()]
-        return texts, values.dtype.kind in "iu"
-
-    def _rows(self, dataset: Any, start: int, count: int) -> np.ndarray:
-        try:
-            return np.asarray(dataset[start : start + count])
-        except OSError as error:
-            raise DataError(f"{self.source}: {dataset.name} cannot be read at {start}: {error}") from None
-
-    def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        part, i = self.crops[index].place
-        key = part, i // _BLOCK
-        if self._block is None or self._block[0] != key:
-            self._file = self._file or self._open()  # h5py: a closed file is false
-            group = self._file[part or "/"]
-            images, labels = (self._rows(group[name], key[1] * _BLOCK, _BLOCK) for name in ("images", "labels"))
-            images = images.reshape(len(images), *(n for n in images.shape[1:] if n != 1))
-            if labels.shape == (*images.shape, READERS):
-                labels = np.moveaxis(labels, -1, 1)
-            self._block = key, images, labels
-        _, images, labels = self._block
-        return unit_image(images[i % _BLOCK], self.where(index), self._shift), labels[i % _BLOCK]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_file": None, "_block": None}
 
 
 class Archive(Crops):
