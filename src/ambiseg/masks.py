@@ -11,7 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ambiseg._util.errors import DataError
 from ambiseg._util.files import atomic_write
+from ambiseg._util.npz import open_npz
+from ambiseg._util.reading import Unreadable, open_regular
 
 _FORMAT = "ambiseg.MaskDistribution/1"
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32)
@@ -214,18 +217,24 @@ class MaskDistribution:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> MaskDistribution:
-        """Read what :meth:`save` wrote. Nothing in the file is executed: pickled objects are refused."""
+        """Read what :meth:`save` wrote; :class:`~ambiseg._util.errors.DataError` for anything else.
+
+        Nothing in the file is executed: pickled objects are refused. Sizes are judged by headers before anything is
+        allocated, see :mod:`ambiseg._util.limits`.
+        """
+        known = [field.name for field in fields(MaskDistribution)]
         try:
-            with open(path, "rb") as handle:
-                file = np.load(handle, allow_pickle=False)
-                if not isinstance(file, np.lib.npyio.NpzFile) or str(file.get("format")) != _FORMAT:
+            with open_regular(path) as handle, open_npz(handle) as file:
+                found = str(file.read("format")) if "format" in file.names and not file.header("format").shape else ""
+                if found != _FORMAT or "labels" not in file.names or not {*file.names} <= {*known, "format"}:
                     raise ValueError(f"expected an npz of {_FORMAT}, found another kind of file")
-                arrays = {k: torch.from_numpy(file[k]) for k in file.files if k != "format"}
-            return MaskDistribution(**arrays)
-        except FileNotFoundError:
+                arrays = {name: _as_tensor(file.read(name), name) for name in known if name in file.names}
+            return MaskDistribution(**arrays)  # type: ignore[arg-type]
+        except (FileNotFoundError, Unreadable):
             raise
         except Exception as error:  # a damaged archive fails in more ways than can be listed: zlib, zip, headers
-            raise ValueError(f"{os.fspath(path)}: cannot be read as a MaskDistribution: {error}") from None
+            said = " ".join(str(error).split())
+            raise DataError(f"{os.fspath(path)}: cannot be read as a MaskDistribution: {said}") from None
 
     # -- checks --------------------------------------------------------------------------------------------
 

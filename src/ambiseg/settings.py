@@ -71,11 +71,16 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_bools_for_numbers(cls, given: Any) -> Any:
+    def _bools_and_texts(cls, given: Any) -> Any:
         for name, value in given.items() if isinstance(given, Mapping) else ():
             field = cls.model_fields.get(str(name))
             if isinstance(value, bool) and field is not None and not _takes(field.annotation, bool):
                 raise SettingError(str(name), f"expected {expected(field.annotation)}, found {inline(value)}")
+            if isinstance(value, str):
+                try:
+                    parsing.check_text(value)  # else a run could not be read again
+                except parsing.Mistake as mistake:
+                    raise SettingError(str(name), str(mistake)) from None
         return given
 
     def changed(self: S, **changes: Any) -> S:

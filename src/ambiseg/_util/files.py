@@ -127,13 +127,15 @@ def atomic_folder(path: Name, replace: bool = True) -> Iterator[Path]:
 def write_text(path: Name, text: str) -> None:
     """Write ``text`` in UTF-8, all of it or nothing; see :func:`atomic_write`.
 
+    What UTF-8 does not have, of a file's name that is no text, is escaped as JSON does it.
+
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_text(Path(folder, "note.txt"), "± 1 px")
     ...     Path(folder, "note.txt").read_text(encoding="utf-8")
     '± 1 px'
     """
-    content = text.encode()
+    content = text.encode(errors="backslashreplace")
     with atomic_write(path) as file:
         file.write(content)
 

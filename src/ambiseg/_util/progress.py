@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from ambiseg._util.terminal import animated, console
+from ambiseg._util.text import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -50,7 +51,7 @@ def reporting(what: str, quiet: bool = False) -> Iterator[Callable[[float, int],
         if bar is not None:
             bar.update(done, total)
         elif not quiet and now - started > _PATIENCE and now - said > _INTERVAL:
-            print(f"{what}: {int(done):,} of {total:,}", file=sys.stderr, flush=True)
+            print(f"{printable(what)}: {int(done):,} of {total:,}", file=sys.stderr, flush=True)
             said = now
 
     try:
@@ -96,13 +97,14 @@ class _Bar:
     def _show(self) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"), TimeElapsedColumn()
+        what, count = (TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[count]"))
+        columns = what, BarColumn(), count, TimeElapsedColumn()
         with self.lock:
             if self.timer.finished.is_set():  # hidden in the meantime
                 return
             self.shown = Progress(*columns, console=console(stderr=True), transient=True)
             self.shown.start()
-            self.shown.add_task(self.what, total=None, count="")
+            self.shown.add_task(printable(self.what), total=None, count="")
             self._draw()
 
     def _draw(self) -> None:

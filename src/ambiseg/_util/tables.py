@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from ambiseg._util.text import printable
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -22,7 +24,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int
 
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for i, name in enumerate(head):
-        made.add_column(Text(name), justify="left" if i in left else "right", no_wrap=True)
+        made.add_column(Text(printable(name)), justify="left" if i in left else "right", no_wrap=True)
     for row in rows:
-        made.add_row(*map(Text, row))
+        made.add_row(*(Text(printable(cell)) for cell in row))
     return made

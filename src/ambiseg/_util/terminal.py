@@ -7,6 +7,8 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ambiseg._util.text import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -22,10 +24,21 @@ def animated(stream: TextIO | None = None) -> bool:
 
 
 def console(**options: Any) -> Console:
-    """A console of rich's that prints neither colours nor control characters where they are declined."""
+    """A console of rich's that prints neither colours nor control characters where they are declined.
+
+    What it is given is text, whatever it looks like: a folder may be called ``[/b]``, ``:smile:``, or have a control
+    character in its name, which is escaped. Newlines stay.
+
+    >>> console().print("[red]a\\x1b[2J[/b]:smile:")
+    [red]a\\x1b[2J[/b]:smile:
+    """
     from rich.console import Console
 
-    return Console(**({"force_terminal": False} if declined() else {}), **options)
+    class Plain(Console):
+        def render_str(self, text: str, **how: Any) -> Any:
+            return super().render_str("\n".join(map(printable, text.split("\n"))), **how)
+
+    return Plain(**({"force_terminal": False} if declined() else {}), markup=False, emoji=False, **options)
 
 
 class Lasting:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ambiseg._util import terminal
 from ambiseg._util.errors import ConfigError, DataError
 from ambiseg._util.own import is_reference
+from ambiseg._util.text import printable
 from ambiseg.cli import lidc
 from ambiseg.cli.options import SEED, add_json, add_limit, check_file, check_json, emit, path, quoted, whole, word
 from ambiseg.data.sets import RELEASED_SPLIT
@@ -149,7 +150,7 @@ def _check(arguments: argparse.Namespace) -> int:
         result = check(path, settings, quiet)
     except FileError as error:
         result = CheckResult(path, problems=[error.problem])
-        print(f"ambiseg: {error} ({error.problem.remedy})", file=sys.stderr)
+        print(printable(f"ambiseg: {error} ({error.problem.remedy})"), file=sys.stderr)
     show = emit(arguments, result.as_dict())
     if result.cases is None:
         return result.exit_code

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ambiseg._util.text import count
+from ambiseg._util.text import count, printable
 from ambiseg.cli.options import SIDE, add_json, add_limit, check_json, emit, path, whole, word
 from ambiseg.data.sets import RELEASED_SPLIT
 
@@ -65,7 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; the same command continues from here") from None
     for note in cases.notes:
-        print(f"ambiseg: {arguments.source}: {note}", file=sys.stderr)
+        print(printable(f"ambiseg: {arguments.source}: {note}"), file=sys.stderr)
     about = {"store": Path(arguments.out), "cases": len(store), "title": store.title}
     if emit(arguments, about | {"fingerprint": store.fingerprint, "notes": list(cases.notes)}):
         _summary(store, cases, arguments.out)

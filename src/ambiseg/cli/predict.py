@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ambiseg._util import terminal
 from ambiseg._util.errors import DataError
+from ambiseg._util.text import printable
 from ambiseg.cli.options import (
     NODES,
     SAMPLES,
@@ -161,7 +162,7 @@ def _predict(arguments: argparse.Namespace) -> int:
                 lines.append((one.number, line := _line(one)))
                 odd += bool(line.get("notes"))
                 for note in line.get("notes", ()) if odd <= _WARNED else ():
-                    print(f"ambiseg: warning: {line['image']}: {note}", file=sys.stderr)
+                    print(printable(f"ambiseg: warning: {line['image']}: {note}"), file=sys.stderr)
                 del one  # with all its masks, before the next image takes as much
     except Exception as error:  # the other processes wait for this one's results
         if processes is None:
@@ -199,7 +200,7 @@ def _line(one: Outcome) -> dict[str, Any]:
     """What came of one image, for the table; a failure is said at once."""
     if one.prediction is None or one.folder is None:
         line = {"image": str(one.image), "error": _in_shell_words(one.error or ValueError(one.name))}
-        print(f"ambiseg: {line['error']}", file=sys.stderr)
+        print(f"ambiseg: {printable(line['error'])}", file=sys.stderr)
         return line
     return _row(one.prediction, one.folder)
 

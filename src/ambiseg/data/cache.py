@@ -26,6 +26,7 @@ from pathlib import Path
 from ambiseg import __version__
 from ambiseg._util.errors import ConfigError, DataError
 from ambiseg._util.processes import first_process
+from ambiseg._util.text import printable
 from ambiseg.data.case import Cases, Progress, digest
 from ambiseg.data.store import FILES, Store
 
@@ -182,4 +183,4 @@ def _limit() -> float:
 def _note(text: str) -> None:
     """Once per process."""
     if first_process():
-        print(f"note: {text}", file=sys.stderr, flush=True)
+        print(f"note: {printable(text)}", file=sys.stderr, flush=True)

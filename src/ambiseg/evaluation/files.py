@@ -290,10 +290,7 @@ class PredictedMasks:
             assert self._folder is not None
             return _distribution(self._folder[self._number[case.name]])
         path = self._npz[case.name]
-        try:
-            masks = MaskDistribution.load(path)
-        except ValueError as error:
-            raise DataError(str(error)) from None
+        masks = MaskDistribution.load(path)
         if len(masks) != 1 or tuple(masks.spatial) != case.size:
             expected = f"expected masks of 1 image of {shape_text(case.size)} as the truth's"
             raise DataError(f"{path}: {expected}, found {count(len(masks), 'image')} of {shape_text(masks.spatial)}")

@@ -11,7 +11,7 @@ import numpy as np
 from ambiseg._util import terminal
 from ambiseg._util.progress import progress
 from ambiseg._util.tables import table
-from ambiseg._util.text import count, percent, shape_text, some
+from ambiseg._util.text import count, percent, printable, shape_text, some
 from ambiseg.data.case import Cases
 from ambiseg.data.check.check import CheckResult, read
 from ambiseg.data.check.statistics import CaseSummary, Statistics
@@ -82,7 +82,7 @@ def print_lines(result: CheckResult) -> None:
     for _, problems in result.groups():
         for problem in problems:
             if problem.severity != "hint":
-                print(f"{problem.file}: " * bool(problem.file) + f"{problem.code} {problem.message}")
+                print(printable(f"{problem.file}: " * bool(problem.file) + f"{problem.code} {problem.message}"))
 
 
 def print_result(result: CheckResult) -> None:
@@ -92,14 +92,14 @@ def print_result(result: CheckResult) -> None:
     console = terminal.console(width=None if sys.stdout.isatty() else 120, highlight=False)
 
     def line(text: str, style: str = "") -> None:
-        console.print(Text(text, style=style), soft_wrap=True)
+        console.print(Text(printable(text), style=style), soft_wrap=True)
 
     line(str(result.path if result.path.name else result.title), "bold")
-    line("")
+    console.print()
     statistics = result.statistics
     if statistics.cases:
         for name, text in overview(result):
-            console.print(Text.assemble((f"{name:19}", "dim"), text), soft_wrap=True)
+            console.print(Text.assemble((f"{name:19}", "dim"), printable(text)), soft_wrap=True)
         readers, classes = reader_rows(statistics), class_rows(statistics)
         if (more := len(readers) - _READERS) > 0:
             readers[_READERS:] = [(f"… and {more} more", "", "", "")]
@@ -117,12 +117,16 @@ def print_result(result: CheckResult) -> None:
             if after is None or after.remedy != problem.remedy:
                 line(f"  → {problem.remedy}", "dim")
     if result.settings_file:
-        line(f"\nsettings go into {result.settings_file}", "dim")
+        console.print()
+        line(f"settings go into {result.settings_file}", "dim")
     if result.suggestion:
-        line("\nambiseg.json could say", "bold")
+        console.print()
+        line("ambiseg.json could say", "bold")
         line(json.dumps(result.suggestion, ensure_ascii=False))
     style = _COLOURS[result.worst] if result.worst in ("error", "warning") else "green"
-    line("\n" * bool(result.problems) + result.verdict, style)
+    if result.problems:
+        console.print()
+    line(result.verdict, style)
     if result.next:
         line(f"next: {result.next}")
     elif result.exit_code == 0:
