@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ambiseg._util.bands import bands
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import atomic_write
 from ambiseg._util.npz import open_npz
@@ -18,6 +19,7 @@ from ambiseg._util.reading import Unreadable, open_regular
 
 _FORMAT = "ambiseg.MaskDistribution/1"
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32)
+_AT_ONCE = 1 << 24  # pixels, or labels of them, that are widened at a time
 _TOLERANCE = 1e-4  # how far a row of weights may be from 1: float32 sums of thousands of samples stay well inside
 
 
@@ -101,6 +103,32 @@ class MaskDistribution:
             )
         return labels
 
+    def check_classes(self, classes: int) -> None:
+        """``ValueError`` for class ids from ``classes`` up, and for a marginal of another number of classes."""
+        for part in self.bands(max(1, _AT_ONCE // self.count)):
+            part.class_ids(classes)
+        self._check_marginal(classes)
+
+    def _check_marginal(self, classes: int) -> None:
+        if self.marginal is not None and self.marginal.shape[1] != classes:
+            raise ValueError(f"expected a marginal of {classes} classes, found {self.marginal.shape[1]}")
+
+    def bands(self, most: int = _AT_ONCE) -> Iterator[MaskDistribution]:
+        """The same masks, at most ``most`` pixels of each image at a time, as images of one row; of small ones, itself.
+
+        >>> [tuple(part.spatial) for part in MaskDistribution(torch.zeros(1, 2, 3, 5, dtype=torch.uint8)).bands(8)]
+        [(1, 8), (1, 7)]
+        """
+        pixels = self.spatial.numel()
+        return iter([self]) if pixels <= most else map(self._band, bands(pixels, most))
+
+    def _band(self, band: slice) -> MaskDistribution:
+        """Some of the pixels, in the order of rows; what was checked once is not checked again."""
+        made, pixels = object.__new__(MaskDistribution), -len(self.spatial)
+        flat = {k: v if k == "weights" else v.flatten(pixels)[..., None, band] for k, v in self._tensors().items()}
+        vars(made).update({"weights": None, "valid": None, "marginal": None, **flat})
+        return made
+
     def _counted(self) -> Tensor:
         labels = self.labels.long()
         if self.weights is not None:
@@ -113,9 +141,11 @@ class MaskDistribution:
         p(c at pixel) = Σ_i weights[i] · [labels[i] = c], or the producer's own soft ``marginal`` where there is one.
         """
         if self.marginal is not None:
-            if self.marginal.shape[1] != classes:
-                raise ValueError(f"expected a marginal of {classes} classes, found {self.marginal.shape[1]}")
+            self._check_marginal(classes)
             probs = self.marginal.clamp_min(0)  # rounding may leave a probability just below 0
+        elif self.labels.numel() > 4 * _AT_ONCE:  # a number of 64 bits for each label would not fit
+            parts = [part.marginal_probs(classes) for part in self.bands(max(1, _AT_ONCE // self.count))]
+            return torch.cat(parts, 3).view(len(self), classes, *self.spatial)
         else:
             labels = self.class_ids(classes)
             mass = self.mass[(...,) + (None,) * len(self.spatial)].expand(labels.shape)
@@ -124,9 +154,14 @@ class MaskDistribution:
 
     def entropy(self, classes: int | None = None) -> Tensor:
         """Pixel entropy map ``[B, *spatial]`` in nats, −Σ_c p_c log p_c of the marginal; 0 at void pixels."""
-        if classes is None:
-            classes = int(self._counted().max()) + 1 if self.marginal is None else self.marginal.shape[1]
-        return torch.special.entr(self.marginal_probs(classes)).sum(1)
+        return torch.special.entr(self.marginal_probs(self.classes if classes is None else classes)).sum(1)
+
+    @property
+    def classes(self) -> int:
+        """The number of classes of the marginal; without one, the largest id that counts and one more."""
+        if self.marginal is not None:
+            return self.marginal.shape[1]
+        return 1 + max(int(part._counted().max()) for part in self.bands(max(1, _AT_ONCE // self.count)))
 
     # -- moving, slicing, joining --------------------------------------------------------------------------
 
@@ -249,7 +284,8 @@ class MaskDistribution:
             low, high = (float(x) for x in torch.aminmax(marginal))
             if not (low >= -_TOLERANCE and high <= 1 + _TOLERANCE):  # also catches nan
                 raise ValueError(f"marginal must hold probabilities in [0, 1], found {low:.4g} to {high:.4g}")
-            low, high = (float(x) for x in torch.aminmax(marginal.float().sum(1)))
+            parts = [torch.aminmax(part.float().sum(1)) for part in marginal.flatten(2).split(_AT_ONCE, 2)]
+            low, high = float(min(part.min for part in parts)), float(max(part.max for part in parts))
             if not (low >= 0.99 and high <= 1.01):  # half precision is this coarse
                 raise ValueError(f"marginal must sum to 1 over the classes, found sums of {low:.4g} to {high:.4g}")
 

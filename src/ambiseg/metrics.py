@@ -405,10 +405,11 @@ def pixel_entropy(masks: Masks, classes: int | None = None) -> Tensor:
     0.3466
     """
     masks = as_masks(masks)
-    entropy = exact(masks.entropy(classes)).flatten(1)
-    if masks.valid is None:
-        return entropy.mean(1)
-    return entropy.sum(1) / masks.valid.flatten(1).sum(1)
+    if classes is None:
+        classes = masks.classes
+    sums = [exact(part.entropy(classes)).flatten(1).sum(1) for part in masks.bands()]
+    pixels = masks.spatial.numel() if masks.valid is None else masks.valid.flatten(1).sum(1)
+    return sum(sums[1:], start=sums[0]) / pixels
 
 
 def _protocol(name: str) -> Protocol:

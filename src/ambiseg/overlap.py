@@ -24,6 +24,7 @@ Cost: TypeAlias = Callable[..., Tensor]
 """A cost is any callable (logits ``[B, N, C, *spatial]``, MaskDistribution of M annotations) -> ``[B, N, M]``."""
 
 
+_AT_ONCE = 2**22  # pixels of an image whose masks are compared at a time
 _CACHED = 2**16  # words, 512 kB: pairs of masks compared at a time, so that they stay in the cache
 
 
@@ -50,10 +51,11 @@ def pairwise_iou(a: Masks, b: Masks, classes: Sequence[int] | None = None, absen
     tensor([[[0.5000, 0.0000]]], dtype=torch.float64)
     """
     a, b = compatible(a, b)
-    ids, valid = occurring(a, b) if classes is None else check_classes(classes), common_valid(a, b)
+    ids = occurring(a, b) if classes is None else check_classes(classes)
     if a is b and isinstance(a, RegionMasks) and a.regions is not None:
         return _mean_over_classes([_divide(_shared(a.regions, c, exact(a.regions.size))) for c in ids], absent)
-    return _mean_over_classes([_iou(_encode(a, c, valid), _encode(b, c, valid)) for c in ids], absent)
+    parts = list(_parts(a, b))
+    return _mean_over_classes([_iou(parts, c) for c in ids], absent)
 
 
 def joint_iou(a: Masks, b: Masks, classes: Sequence[int] | None = None, absent: Absent = "agree") -> Tensor:
@@ -79,11 +81,20 @@ def joint_overlap(a: Masks, b: Masks, classes: Sequence[int] | None = None, abse
     |a_i^c ∩ b_j^c| = Σ_u [b_j = c in u] · |a_i^c ∩ u|.
     """
     a, b = compatible(a, b)
-    valid, ids = common_valid(a, b), occurring(a, b) if classes is None else check_classes(classes)
-    counted = list(_by_region(a, b, ids, valid) or _by_pixel(a, b, ids, valid))
+    ids = occurring(a, b) if classes is None else check_classes(classes)
+    counted: list[Tensor] = []
+    for x, y in _parts(a, b):  # counts of pixels are whole numbers: exact in any order
+        found, valid = counted, common_valid(x, y)
+        counted = list(_by_region(x, y, ids, valid) or _by_pixel(x, y, ids, valid))
+        counted = [one + other for one, other in zip(counted, found, strict=True)] if found else counted
     iou = _mean_over_classes([_divide(intersection) for intersection in counted], absent)
     areas = torch.stack([intersection.diagonal(dim1=1, dim2=2) for intersection in counted])
     return Overlap(iou, (areas > 0).any(0))
+
+
+def _parts(a: MaskDistribution, b: MaskDistribution) -> Iterator[tuple[MaskDistribution, MaskDistribution]]:
+    """Both in the same bands of pixels: what is made of all pixels of a large image would not fit into memory."""
+    return zip(a.bands(_AT_ONCE), b.bands(_AT_ONCE), strict=True)
 
 
 def _by_pixel(a: MaskDistribution, b: MaskDistribution, ids: list[int], valid: Tensor | None) -> Iterator[Tensor]:
@@ -173,11 +184,14 @@ def _divide(intersection: Tensor) -> Tensor:
     return intersection / (area[:, :, None] + area[:, None, :] - intersection)
 
 
-def _iou(x: Tensor, y: Tensor) -> Tensor:
-    """|x ∩ y| / |x ∪ y| of every pair of encoded masks, ``[B, N, M]``; 0/0 = nan where both are empty."""
-    intersection = _intersections(x, y)
-    union = _areas(x)[:, :, None] + _areas(y)[:, None, :] - intersection
-    return intersection / union
+def _iou(parts: Iterable[tuple[MaskDistribution, MaskDistribution]], cls: int) -> Tensor:
+    """|x ∩ y| / |x ∪ y| of every pair of masks, ``[B, N, M]``; 0/0 = nan where both are empty."""
+    shared = either = torch.zeros(())
+    for a, b in parts:
+        valid = common_valid(a, b)
+        x, y = _encode(a, cls, valid), _encode(b, cls, valid)
+        shared, either = _intersections(x, y) + shared, _areas(x)[:, :, None] + _areas(y)[:, None, :] + either
+    return shared / (either - shared)
 
 
 def _mean_over_classes(ious: list[Tensor], absent: Absent) -> Tensor:
@@ -425,10 +439,11 @@ def occurring(a: Masks, b: Masks | None = None) -> list[int]:
     for masks in (a,) if b is a else (a, b):
         counts = (masks.mass > 0)[(...,) + (None,) * len(masks.spatial)]
         for n in range(masks.count):  # one mask of each image at a time: little memory
-            shown = counts[:, n] if valid is None else counts[:, n] & valid
-            labels = masks.labels[:, n].long() * shown
-            few = int(labels.max()) < 2**16  # a sort would take longer
-            found.update((torch.bincount(labels.flatten()).nonzero() if few else labels.unique()).flatten().tolist())
+            shown = (counts[:, n] if valid is None else counts[:, n] & valid).expand(len(masks), *masks.spatial)
+            for ids, here in zip(*(x.flatten(1).split(_AT_ONCE, 1) for x in (masks.labels[:, n], shown)), strict=True):
+                ids = ids.long() * here
+                few = int(ids.max()) < 2**16  # a sort would take longer
+                found.update((torch.bincount(ids.flatten()).nonzero() if few else ids.unique()).flatten().tolist())
     return sorted(found - {0}) or [1]
 
 

@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ambiseg._util.bands import bands
 from ambiseg.masks import MaskDistribution, Masks, as_masks, exact
 
 # Up to this many regions a matrix product with their one-hot map adds faster on the CPU than one pixel after another.
 _FEW = 64
+_AT_ONCE = 1 << 24  # pixels whose regions are looked up at a time
 _BLOCK = 256  # pixels that are added up before they join the total
 
 
@@ -28,7 +30,8 @@ class Regions:
     """The partition of each image's valid pixels, padded to the largest number of regions U in the batch.
 
     Attributes:
-        index: ``[B, P]`` the region of each pixel, P = H·W (or D·H·W); ``U`` at void pixels.
+        index: ``[B, P]`` the region of each pixel, P = H·W (or D·H·W); ``U`` at void pixels. int64, or of very large
+            images int32.
         labels: ``[B, M, U]`` the class that annotator m gave region u.
         size: ``[B, U]`` pixels in region u; 0 is padding.
     """
@@ -56,12 +59,22 @@ class Regions:
         B, P = self.index.shape
         if values.ndim < 2 or values.shape[0] != B or values.shape[-1] != P:
             raise ValueError(f"values must be [{B}, …, {P}] to fit the regions, found {list(values.shape)}")
-        sums = _RegionSum.apply(values.reshape(B, -1, P), self.index, self.count)
+        sums = _RegionSum.apply(values.reshape(B, -1, P), self.index.long(), self.count)
         return sums.reshape(*values.shape[:-1], self.count)  # type: ignore[union-attr]
 
     def one_hot(self, classes: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """``[B, M, C, U]``: 1 where annotator m gave region u class c."""
         return torch.nn.functional.one_hot(self.labels, classes).movedim(-1, 2).to(dtype)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """What each pixel's region has,  ``[B, X, U + 1] -> [B, X, P]``; the last one is that of void pixels."""
+        (B, P), X = self.index.shape, values.shape[1]
+        if self.index.dtype == torch.int64 and P <= _AT_ONCE:
+            return values.gather(2, self.index[:, None].expand(-1, X, -1))
+        found = values.new_empty(B, X, P)
+        for band in bands(P):
+            found[..., band] = values.gather(2, self.index[:, band].long()[:, None].expand(-1, X, -1))
+        return found
 
 
 class RegionMasks(MaskDistribution):
@@ -102,8 +115,7 @@ class RegionMasks(MaskDistribution):
         """``[B, M, *spatial]``, 0 at void pixels."""
         assert self.regions is not None
         said = torch.nn.functional.pad(self.regions.labels.to(self.dtype), (0, 1))
-        index = self.regions.index[:, None].expand(-1, said.shape[1], -1)
-        return said.gather(2, index).view(*said.shape[:2], *self._size)
+        return self.regions.spread(said).view(*said.shape[:2], *self._size)
 
     def __len__(self) -> int:
         return len(self.labels) if self.regions is None else len(self.regions.index)
@@ -132,7 +144,14 @@ class RegionMasks(MaskDistribution):
         mass = self.mass
         probs = (mass[:, :, None, None] * self.regions.one_hot(classes, mass.dtype)).sum(1)
         probs = torch.nn.functional.pad(probs, (0, 1))  # nothing at void pixels
-        return probs.gather(2, self.regions.index[:, None].expand(-1, classes, -1)).view(-1, classes, *self._size)
+        return self.regions.spread(probs).view(-1, classes, *self._size)
+
+    def _band(self, band: slice) -> MaskDistribution:
+        if self.regions is None or self.marginal is not None:
+            return super()._band(band)
+        regions = Regions(self.regions.index[:, band], self.regions.labels, self.regions.size)  # of the whole image
+        valid = None if self.valid is None else self.valid.flatten(1)[:, None, band]
+        return RegionMasks.of(regions, (1, regions.index.shape[1]), self.weights, valid, self.dtype)
 
 
 def add_rows(sums: Tensor, index: Tensor, rows: Tensor) -> None:

@@ -10,11 +10,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ambiseg._util.bands import PIXELS, bands, looked_up
 from ambiseg._util.errors import DataError
 from ambiseg.data.intensity import Intensity
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with (cases done, cases in all) after each case."""
+_REGIONS = 1 << 20  # of one image; those of objects and their readers are a few hundred
 _MANY = 256  # combinations of labels: more than these are reduced to those that occur before the next map is added
 
 
@@ -71,7 +73,10 @@ class Case:
                 f"found {list(image.shape)} and {list(labels.shape)}"
             )
         M, void = len(labels), None
-        regions, table = partition(labels if valid is None else [*labels, ~valid])  # a region is void as a whole or not
+        try:  # a region is void as a whole or not
+            regions, table = partition(labels if valid is None else [*labels, ~valid])
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from None
         if valid is not None:
             table, void = np.ascontiguousarray(table[:, :M]), table[:, M].astype(bool)
         patient = name if patient is None else patient
@@ -81,12 +86,12 @@ class Case:
     @property
     def labels(self) -> np.ndarray:
         """``[M, H, W]`` class ids."""
-        return self.table.T.take(self.regions, axis=1)
+        return np.stack([looked_up(labels, self.regions) for labels in np.ascontiguousarray(self.table.T)])
 
     @property
     def valid(self) -> np.ndarray | None:
         """``[H, W]``, False at void pixels; ``None`` when there are none."""
-        return None if self.void is None else ~self.void[self.regions]
+        return None if self.void is None else looked_up(~self.void, self.regions)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -124,6 +129,20 @@ def partition(maps: Sequence[np.ndarray] | np.ndarray) -> tuple[np.ndarray, np.n
     >>> regions.tolist(), table.tolist()
     ([[0, 1, 2]], [[0, 0], [1, 0], [1, 1]])
     """
+    if maps[0].size <= PIXELS:
+        return _partition(maps)
+    flat = [labels.reshape(-1) for labels in maps]  # of many pixels, some at a time: they are numbered with 64 bits
+    parts = [_partition([labels[band] for labels in flat]) for band in bands(maps[0].size)]
+    table, rows = np.unique(np.concatenate([table for _, table in parts]), axis=0, return_inverse=True)
+    _check_regions(len(table))
+    regions, start = np.empty(maps[0].size, smallest_unsigned(len(table))), 0
+    for band, (found, own) in zip(bands(maps[0].size), parts, strict=True):
+        regions[band] = rows.reshape(-1)[start : start + len(own)].astype(regions.dtype)[found]
+        start += len(own)
+    return regions.reshape(maps[0].shape), table
+
+
+def _partition(maps: Sequence[np.ndarray] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     regions, table = np.zeros(maps[0].size, np.intp), np.zeros((1, 0), np.int64)
     for labels in maps:
         if labels.dtype.kind in "biu" and labels.min() >= 0 and (most := int(labels.max())) < 16:  # most data: fast
@@ -133,11 +152,18 @@ def partition(maps: Sequence[np.ndarray] | np.ndarray) -> tuple[np.ndarray, np.n
         rows, regions = np.arange(len(table) * len(values)), regions * len(values) + ranks
         if len(rows) > _MANY:
             rows, regions = _ranked_below(len(rows), regions)
+            _check_regions(len(rows))
         table = np.concatenate([table[rows // len(values)], values[rows % len(values)][:, None].astype(np.int64)], 1)
     rows, regions = _ranked_below(len(table), regions)
     table = table[rows]
     regions = regions.reshape(maps[0].shape).astype(smallest_unsigned(len(table)))
     return regions, table.astype(smallest_unsigned(table.max() + 1))
+
+
+def _check_regions(count: int) -> None:
+    if count > _REGIONS:
+        expected = f"expected masks whose labels combine in at most {_REGIONS:,} ways in one image"
+        raise DataError(f"{expected}, found {count:,} or more: these are no masks of objects, but noise or a picture")
 
 
 def ranked(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -149,6 +175,9 @@ def ranked(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ranked_below(limit: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    if limit > max(4 * numbers.size, 1 << 20):  # a table of what may occur would be larger than what does
+        distinct, ranks = np.unique(numbers, return_inverse=True)
+        return distinct, ranks.reshape(-1)
     seen = np.zeros(limit, bool)
     seen[numbers] = True
     return np.flatnonzero(seen), (np.cumsum(seen) - 1)[numbers]
@@ -336,7 +365,7 @@ def digest(*parts: np.ndarray | np.generic | str | None) -> str:
         else:
             array = np.ascontiguousarray(part)
             array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-            content, head = array.tobytes(), f"{array.dtype.str}{list(array.shape)}"
+            content, head = array.reshape(-1).view(np.uint8).data, f"{array.dtype.str}{list(array.shape)}"
         state.update(f"{head}:{len(content)};".encode())
         state.update(content)
     return state.hexdigest()

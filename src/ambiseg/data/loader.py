@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset, DistributedSampler
 
+from ambiseg._util.bands import bands, counted, looked_up
 from ambiseg._util.errors import DataError
 from ambiseg.data.augment import Augment
 from ambiseg.data.case import Case, Cases
@@ -20,6 +21,7 @@ from ambiseg.data.intensity import Intensity
 from ambiseg.nn.windows import WHOLE
 from ambiseg.regions import RegionMasks, Regions
 
+_LARGE = 1 << 24  # pixels of an image from which on the numbers of its regions take 32 bits instead of 64
 Outside = Literal["reflect", "void"]
 _MOST = 10**8  # windows of an epoch, whose order is kept in memory
 AnnotationPolicy = Literal["all", "random", "once"] | Annotated[int, Field(ge=0, lt=1 << 16)] | None
@@ -274,9 +276,14 @@ class Loader(Dataset):
         if not len(marked):
             return None
         said = (case.table == marked[int(which * len(marked))]).any(1)
-        places = np.flatnonzero((said if case.void is None else said & ~case.void)[case.regions])
-        y, x = divmod(int(places[int(where * len(places))]), case.size[1])
-        return y, x
+        inside = looked_up(said if case.void is None else said & ~case.void, case.regions).reshape(-1)
+        place = int(where * np.count_nonzero(inside))  # among the marked pixels
+        for band in bands(inside.size):
+            if place < (here := int(np.count_nonzero(inside[band]))):
+                y, x = divmod(band.start + int(np.flatnonzero(inside[band])[place]), case.size[1])
+                return y, x
+            place -= here
+        return None
 
 
 def middle(case: Case, window: Window) -> tuple[np.ndarray, np.ndarray]:
@@ -309,7 +316,15 @@ def _mirrored(start: int, stop: int, length: int) -> np.ndarray:
 
 
 def _assemble(cases: Sequence[Case], images: Tensor, codes: Tensor) -> Batch:
-    """A batch of prepared images and region maps. Tables are padded to the largest; absent readers have weight 0."""
+    """A batch of prepared images and region maps."""
+    return Batch(images, annotations_of(cases, codes), tuple(c.name for c in cases), tuple(c.patient for c in cases))
+
+
+def annotations_of(cases: Sequence[Case], codes: Tensor) -> RegionMasks:
+    """The annotations of cases whose maps of regions are ``codes [B, H, W]``; U is void.
+
+    Tables are padded to the largest; absent readers have weight 0.
+    """
     B, (U, M) = len(cases), np.max([case.table.shape for case in cases], 0).tolist()
     widest = max((c.table.dtype for c in cases), key=lambda dtype: dtype.itemsize)
     table = np.zeros((B, U + 1, M), widest)  # one row more, for pixels that lie outside
@@ -320,19 +335,19 @@ def _assemble(cases: Sequence[Case], images: Tensor, codes: Tensor) -> Batch:
         table[b, :rows, :columns] = case.table
         weights[b, :columns] = case.mass
         void[b, :rows] = False if case.void is None else case.void
-    index = codes.flatten(1).long()
+    large = codes[0].numel() > _LARGE
+    index = codes.flatten(1).to(torch.int32 if large else torch.int64)
     said = torch.from_numpy(table.astype(np.int64 if widest.itemsize > 2 else widest, copy=False))
-    hidden = torch.from_numpy(void).gather(1, index)
+    hidden = Regions(index, said[:, :0], said[:, :0]).spread(torch.from_numpy(void)[:, None])[:, 0]
     anywhere = bool(hidden.any())
     if anywhere:
         index = torch.where(hidden, U, index)
-    size = torch.zeros(B, U + 1, dtype=torch.long).scatter_add_(1, index, torch.ones_like(index))
+    size = torch.from_numpy(np.stack([counted(row.numpy(), U + 1) for row in index]))
     regions = Regions(index, said[:, :U].transpose(1, 2).long().contiguous(), size[:, :U].contiguous())
-    annotations = RegionMasks.of(
+    return RegionMasks.of(
         regions,
         codes.shape[1:],
         weights=None if (weights == weights[:, :1]).all() else torch.from_numpy(weights),
         valid=~hidden.view(codes.shape) if anywhere else None,
         dtype=said.dtype,
     )
-    return Batch(images, annotations, tuple(c.name for c in cases), tuple(c.patient for c in cases))

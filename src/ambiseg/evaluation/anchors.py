@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ambiseg._util.bands import PIXELS, bands
 from ambiseg._util.text import count
 from ambiseg.data.case import Cases
 from ambiseg.data.loader import Window, middle
@@ -65,7 +66,6 @@ def anchor_scores(
     regions = regions_of(annotations, classes)
     index, table, size = (x.detach().cpu().numpy() for x in (regions.index, regions.labels, regions.size))
     mass = annotations.mass.detach().double().cpu().numpy()
-    placed = None if constant is None else nearest(constant, (annotations.spatial[-2], annotations.spatial[-1]))
     rule = PROTOCOLS[protocol]
 
     def one(b: int) -> AnchorScores:
@@ -77,9 +77,9 @@ def anchor_scores(
             masks["empty"] = _counts(np.zeros(U, int), size[b], classes)
         votes = np.stack([((labels == c) * v).sum(1) for c in range(classes)])
         masks["consensus"] = _counts(votes.argmax(0), size[b], classes)
-        if placed is not None:
-            pairs = np.bincount(placed.reshape(-1) * (U + 1) + index[b], minlength=classes * (U + 1))
-            masks["constant"] = pairs.reshape(classes, U + 1)[:, :U].astype(float)
+        if constant is not None:
+            placed = index[b].reshape(tuple(annotations.spatial[-2:]))
+            masks["constant"] = _pairs(constant, placed, classes, U).astype(float)
         drawn = [_counts(column, size[b], classes) for column in labels.T]
         absent = rule.absent(evaluated)
         iou = region_iou(np.stack([*drawn, *masks.values()]), labels, size[b], evaluated, absent)
@@ -102,6 +102,16 @@ def anchor_scores(
         return AnchorScores(within / (1 - own) if own < 1 - 1e-9 else np.nan, own, scores)
 
     return [one(b) for b in range(len(annotations))]
+
+
+def _pairs(constant: np.ndarray, regions: np.ndarray, classes: int, count: int) -> np.ndarray:
+    """``[C, U]`` pixels that a mask, brought to the size of a map of U regions, gives each class in each of them."""
+    total = np.zeros(classes * (count + 1), np.intp)
+    rows = max(1, PIXELS // regions.shape[1])
+    for band in bands(len(regions), rows):
+        placed = nearest(constant, (regions.shape[0], regions.shape[1]), band)
+        total += np.bincount((placed * (count + 1) + regions[band]).reshape(-1), minlength=len(total))
+    return total.reshape(classes, count + 1)[:, :count]
 
 
 def _others(iou: np.ndarray, v: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
@@ -151,18 +161,18 @@ def constant_mask(cases: Cases, indices: Sequence[int], window: Window) -> np.nd
     return votes.argmax(0)
 
 
-def nearest(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """A map at another size: each pixel takes the one in which its middle lies.
+def nearest(labels: np.ndarray, size: tuple[int, int], band: slice = slice(None)) -> np.ndarray:
+    """A map at another size, or a band of rows of it: each pixel takes the one in which its middle lies.
 
     >>> nearest(np.array([[0, 1]]), (2, 4)).tolist()
     [[0, 0, 1, 1], [0, 0, 1, 1]]
     """
     if labels.shape == size:
-        return labels
+        return labels[band]
     rows, columns = (
         ((np.arange(new) + 0.5) * old / new).astype(int) for old, new in zip(labels.shape, size, strict=True)
     )
-    return labels[rows[:, None], columns]
+    return labels[rows[band, None], columns]
 
 
 # -- averages and words -----------------------------------------------------------------------------------------------

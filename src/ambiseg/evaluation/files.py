@@ -20,6 +20,7 @@ from ambiseg._util.text import count, shape_text, some
 from ambiseg.config import EvaluationConfig
 from ambiseg.data.case import Case
 from ambiseg.data.intensity import Intensity
+from ambiseg.data.loader import annotations_of
 from ambiseg.data.sets.folder.cases import Folder
 from ambiseg.data.sets.folder.layout import SPLITS
 from ambiseg.data.sets.folder.manifest import find_manifest
@@ -82,7 +83,8 @@ def evaluate_files(
     for i in progress(wanted, len(wanted), "scoring", quiet):
         case = readers[i]
         masks = predicted.of(case)
-        scored.append(score_masks(masks, _distribution(case), case.name, case.patient, rules, "files"))
+        annotations = annotations_of([case], torch.from_numpy(case.regions)[None])
+        scored.append(score_masks(masks, annotations, case.name, case.patient, rules, "files"))
         most = max(most, masks.count)
     about = {"run": str(source), "split": part, "data": readers.title, "evaluated": list(readers.evaluated)}
     about["unpredicted"] = total - len(wanted)
@@ -295,8 +297,7 @@ class PredictedMasks:
             expected = f"expected masks of 1 image of {shape_text(case.size)} as the truth's"
             raise DataError(f"{path}: {expected}, found {count(len(masks), 'image')} of {shape_text(masks.spatial)}")
         try:
-            masks.class_ids(self._classes)
-            masks.marginal_probs(self._classes)
+            masks.check_classes(self._classes)
         except ValueError as error:
             raise DataError(f"{path}: {error}") from None
         return masks

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ambiseg._util.bands import bands
 from ambiseg.data.case import Flip
 from ambiseg.data.sets.street.flips import ModeTable, flip_modes, mode_weights
 from ambiseg.evaluation.overlaps import region_iou
@@ -82,8 +83,11 @@ def _compare(
     index, first, size = (x[b].cpu().numpy() for x in (regions.index, regions.labels[:, 0], regions.size))
     modes = flip_modes(first, size > 0, flips)
     classes, U = 1 + max(int(labels.max()), int(modes.table.max()), *evaluated), len(size)
-    pairs = (np.bincount(mask.astype(np.int64) * (U + 1) + index, minlength=classes * (U + 1)) for mask in labels)
-    counts = np.array([pair.reshape(classes, U + 1)[:, :U] for pair in pairs], float)
+    counts = np.zeros((len(labels), classes * (U + 1)))
+    for band in bands(labels.shape[1]):
+        for found, mask in zip(counts, labels, strict=True):
+            found += np.bincount(mask[band].astype(np.int64) * (U + 1) + index[band], minlength=len(found))
+    counts = counts.reshape(-1, classes, U + 1)[..., :U]
     iou = region_iou(counts, modes.table, size, evaluated, PROTOCOLS[protocol].absent(evaluated))
     iou = np.nan_to_num(iou, nan=1.0)  # of a pair that has none of the classes
     return _Compared(modes, masks.mass[b].detach().double().cpu().numpy(), counts, size, iou)

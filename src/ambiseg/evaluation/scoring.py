@@ -127,10 +127,9 @@ def _score(
     curves: list[dict[str, ReliabilityCurve]] = [{} for _ in names]
     modes: list[dict[str, ModeScores]] = [{} for _ in names]
     regions = annotations.regions if rules.flips and isinstance(annotations, RegionMasks) else None
-    marginal = annotations.marginal_probs(rules.classes).cpu().contiguous()
     own = sample_diversity(annotations, **rules.options), pixel_entropy(annotations, rules.classes)
     for key, drawing in drawings:
-        for i, (row, curve) in enumerate(_compare(drawing, annotations, marginal, rules, names[0])):
+        for i, (row, curve) in enumerate(_compare(drawing, annotations, rules, names[0])):
             scores[i][key], curves[i][key] = row, curve
         if regions is not None:
             placed = score_modes(drawing, regions, rules.flips, rules.evaluated, rules.protocol)
@@ -158,12 +157,9 @@ def _score(
 
 
 def _compare(
-    drawing: Drawing, annotations: MaskDistribution, marginal: Tensor, rules: ScoringRules, name: str
+    drawing: Drawing, annotations: MaskDistribution, rules: ScoringRules, name: str
 ) -> list[tuple[dict[str, Number], ReliabilityCurve]]:
-    """All metrics and the binned pixels of each image of a batch whose first image is ``name``.
-
-    ``marginal`` is that of the annotations, on the CPU.
-    """
+    """All metrics and the binned pixels of each image of a batch whose first image is ``name``."""
     masks = drawing.masks
     if (valid := common_valid(masks, annotations)) is not None:
         masks = replace(masks, valid=valid)  # diversity and entropy of the same pixels as the other metrics
@@ -173,7 +169,7 @@ def _compare(
     except ValueError as error:  # a protocol that has no weighted form
         raise ConfigError(f"{name}: {error}") from None
     distance, diversity = pair.ged(), pair.diversity()
-    curves = _curves(masks, marginal, rules)
+    curves = _curves(masks, annotations, rules)
     unbiased = distance - bias(masks, diversity if drawing.strata == 1 else pair.diversity(drawing.strata))
     # Modes that are known are all there are, not a sample of more.
     unknown = torch.full_like(unbiased, torch.nan)
@@ -245,9 +241,13 @@ def empty_mass(masks: MaskDistribution, marked: Tensor) -> Tensor:
     return value if masks.valid is None else value.masked_fill(~masks.valid.flatten(1).any(1), torch.nan)
 
 
-def _curves(masks: MaskDistribution, true: Tensor, rules: ScoringRules) -> list[ReliabilityCurve]:
+def _curves(masks: MaskDistribution, annotations: MaskDistribution, rules: ScoringRules) -> list[ReliabilityCurve]:
     # On the CPU, image by image: a GPU adds in another order each time, and sums must not depend on the batch.
-    predicted = masks.marginal_probs(rules.classes).cpu().contiguous()
-    valid = [None] * len(masks) if masks.valid is None else masks.valid.cpu().split(1)
-    images = zip(predicted.split(1), true.split(1), valid, strict=True)
-    return [reliability_curve(p, t, rules.evaluated, valid=v) for p, t, v in images]
+    curves: list[list[ReliabilityCurve]] = [[] for _ in range(len(masks))]
+    for drawn, said in zip(masks.bands(), annotations.bands(), strict=True):
+        predicted, true = (part.marginal_probs(rules.classes).cpu().contiguous() for part in (drawn, said))
+        valid = [None] * len(masks) if drawn.valid is None else drawn.valid.cpu().split(1)
+        images = zip(curves, predicted.split(1), true.split(1), valid, strict=True)
+        for found, p, t, v in images:
+            found.append(reliability_curve(p, t, rules.evaluated, valid=v))
+    return [sum(parts[1:], start=parts[0]) for parts in curves]

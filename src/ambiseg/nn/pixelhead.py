@@ -82,7 +82,7 @@ def region_sums(
             ``[B, K, P]``, without gradient: what soft gradients group experts by.
         tile: pixels at a time; chosen by device when ``None``.
     """
-    settings = (regions.index, regions.size, log, experts)
+    settings = (regions.index.long(), regions.size, log, experts)
     sums, labels = _apply(_RegionSums, rows, head, settings, tile)
     return sums, labels if experts else None
 

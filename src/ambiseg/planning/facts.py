@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ambiseg._util.bands import counted, looked_up
 from ambiseg._util.errors import DataError
 from ambiseg.data.case import Case, Cases, Progress
 from ambiseg.data.check.statistics import pairwise_iou
@@ -109,14 +110,14 @@ class _Gathered:
         if not pixels:  # a class that is only here is seen all the same
             self.area[np.unique(case.table[kept])] += 1
             return
-        size = np.bincount(case.regions.reshape(-1), minlength=len(case.table)) * kept
+        size = counted(case.regions, len(case.table)) * kept
         for m in range(case.table.shape[1]):
             self.area += np.bincount(case.table[:, m], size, minlength=len(self.area))
         overlap, _ = pairwise_iou(case.table, size.astype(float), self.evaluated)
         self.modes.append(_groups(overlap))
         if len(overlap) > 1:
             self.ious.append(float(overlap[np.triu_indices(len(overlap), 1)].mean()))
-        self._add_shape(np.asarray(said.any(1))[case.regions])
+        self._add_shape(looked_up(np.asarray(said.any(1)), case.regions))
         self._add_image(case.image)
 
     def _add_shape(self, marked: np.ndarray) -> None:

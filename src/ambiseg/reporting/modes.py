@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ambiseg._util.bands import looked_up
 from ambiseg.data.case import Flip
 from ambiseg.data.loader import Batch
 from ambiseg.evaluation.modes import iou_with_modes
@@ -60,7 +61,7 @@ def match_modes(
             name=modes.names[d],
             flipped=[evaluation.classes[f.target] for f, bit in zip(flips, modes.names[d], strict=True) if bit == "1"],
             probability=float(modes.weights[d]),
-            truth=thinned(modes.table[regions, d]),
+            truth=thinned(looked_up(modes.table[:, d], regions)),
             stratum=int(k),
             weight=weights[k],
             mask=thinned(masks.labels[0, k].numpy()),

@@ -9,6 +9,7 @@ from itertools import combinations
 
 import numpy as np
 
+from ambiseg._util.bands import counted
 from ambiseg.data.case import Case
 
 _SAMPLE = 1 << 20  # pixel values that are kept of the whole data set, for percentiles
@@ -98,7 +99,7 @@ class Statistics:
     def add(self, case: Case, split: str | None = None) -> None:
         """Count one case."""
         self._add_image(case)
-        area = np.bincount(case.regions.reshape(-1), minlength=len(case.table)).astype(np.float64)
+        area = counted(case.regions, len(case.table)).astype(np.float64)
         if case.void is not None:
             self.void += int(area[case.void].sum())
             area = np.where(case.void, 0, area)
