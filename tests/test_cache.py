@@ -311,6 +311,16 @@ def test_a_killed_process_leaves_a_draft_that_the_next_one_continues(cache):
     assert not draft.exists()
 
 
+def test_data_that_cannot_be_read_leave_nothing(cache):
+    class Damaged(Shapes):
+        def __getitem__(self, index):
+            raise DataError("shape-0: expected a picture, found damage")
+
+    with pytest.raises(DataError, match="found damage"):
+        open_cached(Damaged(count=4, size=16))
+    assert list(cache.iterdir()) == []
+
+
 def test_drafts_that_nobody_continues_are_removed(cache):
     killed = start(0.2, cache)
     assert killed.stdout is not None

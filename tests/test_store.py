@@ -19,6 +19,7 @@ import pytest
 from ambiseg._util.errors import DataError
 from ambiseg.data.case import Case, Cases, Decoded
 from ambiseg.data.loader import BatchSpec, Loader, Window
+from ambiseg.data.sets.shapes import Shapes
 from ambiseg.data.splits import fingerprint
 from ambiseg.data.store import Store
 from tests.cases import Listed, random_cases
@@ -268,3 +269,50 @@ def test_two_processes_do_not_write_at_once(tmp_path):
     for run in runs:
         out, err = run.communicate(timeout=120)
         assert (out, run.returncode) == ("40 case-39\n", 0), err
+
+
+class Unreadable(Shapes):
+    """The third of whose cases cannot be decoded."""
+
+    def decode(self, start: int = 0):
+        for number, decoded in enumerate(super().decode(start), start):
+            if number == 2:
+                raise DataError("c.png: expected PNG, found text")
+            yield decoded
+
+
+def test_a_source_that_cannot_be_decoded_leaves_nothing(tmp_path):
+    with pytest.raises(DataError, match=r"c\.png"):
+        Store.build(Unreadable(count=4, size=16), tmp_path / "new" / "store")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"c\.png"):
+        Store.build(Unreadable(count=4, size=16), tmp_path / "empty")
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+
+
+def test_what_killed_processes_left_in_a_store_is_removed(tmp_path):
+    cases = Shapes(count=4, size=16)
+    (tmp_path / ".ambiseg-0").touch()  # killed before the first file had its name
+    Store.build(cases, tmp_path)
+    whole = sorted(path.name for path in tmp_path.iterdir())
+    for name in ("draft.json", "draft.jsonl", ".ambiseg-1"):  # killed when all was written
+        (tmp_path / name).touch()
+    Store.build(cases, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == whole
+
+
+def test_a_folder_of_other_files_stays_as_it_is(tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(DataError, match=r"found thesis\.tex"):
+        Store.build(Shapes(count=4, size=16), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_full_disk_names_the_store(tmp_path):
+    class Full(Shapes):
+        def decode(self, start: int = 0):
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        Store.build(Full(count=4, size=16), tmp_path / "store")
+    assert caught.value.filename == str(tmp_path / "store")

@@ -90,10 +90,10 @@ def atomic_write(path: Name) -> Iterator[BinaryIO]:
     if target.is_dir():
         raise IsADirectoryError(f"{os.fspath(path)}: expected a file to write, found a folder")
     if any(is_draft(parent.name) for parent in target.parents):
-        with _named(path), open(target, "wb") as file:
+        with named(path), open(target, "wb") as file:
             yield file
         return
-    with _named(path, draft=True), _draft(target.parent, lambda name: open(name, "xb").close()) as draft:
+    with named(path, draft=True), _draft(target.parent, lambda name: open(name, "xb").close()) as draft:
         with open(draft, "r+b") as file:
             yield file
             file.flush()
@@ -117,7 +117,7 @@ def atomic_folder(path: Name, replace: bool = True) -> Iterator[Path]:
     (['results'], ['note.txt'])
     """
     target = Path(path)
-    with _named(path, draft=True), _draft(target.parent, os.mkdir) as draft:
+    with named(path, draft=True), _draft(target.parent, os.mkdir) as draft:
         yield draft
         _settle_all(draft)
         _publish(draft, target, replace)
@@ -214,7 +214,7 @@ class Lock:
     def _taken(self) -> bool:
         """Whether the lock is had, and its file was not removed meanwhile by the process that had it."""
         path = self.folder / LOCK
-        with _named(self.folder, draft=True):
+        with named(self.folder, draft=True):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
         _held.add(self._descriptor)
         try:
@@ -329,7 +329,7 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def _named(path: Name, draft: bool = False) -> Iterator[None]:
+def named(path: Name, draft: bool = False) -> Iterator[None]:
     """Errors of the system name the file that was asked for: nobody asked for the draft, and writing knows no names."""
     try:
         yield

@@ -129,7 +129,12 @@ def _fill(cases: Cases, folder: Path, progress: Progress | None) -> Store:
         if (store := _open(folder)) is not None:  # another process has just written it
             return store
         (folder / "store.json").unlink(missing_ok=True)  # of a damaged store
-    store = Store.build(cases, folder, progress)
+    try:
+        store = Store.build(cases, folder, progress)
+    except DataError:  # of the source: once that is put right, its store has another name
+        del hold
+        _remove(folder)
+        raise
     store.hold = hold
     return store
 

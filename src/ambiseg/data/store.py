@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator, with_config
 from typing_extensions import NotRequired, TypedDict  # pydantic needs it before Python 3.12
 
 from ambiseg._util.errors import DataError
-from ambiseg._util.files import write_text
+from ambiseg._util.files import contents, made, named, sweep, write_text
 from ambiseg._util.limits import too_large
 from ambiseg._util.parsing import shown
 from ambiseg._util.reading import Unreadable, read_json, read_json_lines, validated
@@ -199,18 +199,25 @@ class Store(Cases):
     def build(cases: Cases, folder: str | os.PathLike[str], progress: Progress | None = None) -> Store:
         """Write ``cases`` to ``folder``, one at a time, and open it; a finished store of the same data is only opened.
 
-        What an interrupted call wrote is used by the next one. One process writes; others wait, and find it finished.
+        What an interrupted call wrote is used by the next one, unless a file of the source cannot be used: what is put
+        right has another state. One process writes; others wait, and find it finished.
         """
         from filelock import FileLock
 
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         state = cases.state()
-        with FileLock(folder / "lock"):  # released by the system when the process ends, however it ends
-            if state_of(folder) != state:
-                if foreign := sorted({path.name for path in folder.iterdir()} - FILES):
-                    raise DataError(f"{folder}: expected a store or an empty folder to write one, found {foreign[0]}")
+        if state_of(folder) != state and (foreign := sorted({*contents(folder)} - FILES)):
+            raise DataError(f"{folder}: expected a store or an empty folder to write one, found {foreign[0]}")
+        with made(folder), named(folder), FileLock(folder / "lock"):  # released when the process ends, however it ends
+            sweep(folder)
+            if state_of(folder) == state:
+                _remove(folder, _DRAFT, _JOURNAL)  # of a process that was killed in its last moment
+                return Store(folder)
+            try:
                 _write(cases, folder, state, progress)
+            except DataError:
+                _remove(folder, *FILES - {"used"})
+                raise
         return Store(folder)
 
 
@@ -266,8 +273,12 @@ def _write(cases: Cases, folder: Path, state: str, progress: Progress | None) ->
     }
     _write_lines(folder / "cases.jsonl", lines)
     write_text(folder / "store.json", json.dumps(header, indent=1, ensure_ascii=False) + "\n")
-    for name in (_DRAFT, _JOURNAL):
-        (folder / name).unlink()
+    _remove(folder, _DRAFT, _JOURNAL)
+
+
+def _remove(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
 
 
 def _complete_lines(folder: Path) -> list[_Line]:
