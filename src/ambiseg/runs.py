@@ -95,10 +95,6 @@ class Card:
         size: tuple[int, int] | None = None,
     ) -> Card:
         """The card of a model that is trained on ``cases``; ``values`` and ``size`` as in the attributes."""
-        for given in (intensity.mean, intensity.std):
-            if isinstance(given, tuple) and len(given) != cases.channels:
-                wanted = f"expected {cases.channels} values, one per channel"
-                raise ConfigError(f"data.intensity: {wanted}, found {len(given)}")
         about = tuple(cases.classes), tuple(cases.evaluated), cases.channels, intensity, cases.title
         return Card(*about, method.stratum, cases.units, values, size, cases.reading, cases.extra)
 

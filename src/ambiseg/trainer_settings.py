@@ -16,7 +16,7 @@ PRECISIONS = {
     "bf16-mixed": "bf16-mixed", "bf16": "bf16-mixed",
     "16-mixed": "16-mixed", "16": "16-mixed",
 }  # fmt: skip
-_DEVICES = re.compile(r"auto|-1|[1-9]\d{0,5}|\d{1,6}(,\d{1,6})*,?")
+_DEVICES = re.compile(r"auto|-1|[1-9]\d{0,5}|\d{1,6}(,\d{1,6})*,?", re.ASCII)
 
 
 class TrainerConfig(Settings):

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ambiseg._util.processes import program
+from ambiseg._util.processes import first_process, program
 from ambiseg.cli.options import add_device, add_json, add_limit, check_json, emit, path
 from ambiseg.cli.train import settings_of
 
@@ -43,7 +43,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     config = configuration.parse(settings_of(arguments), "demo")
 
     def say(text: str) -> None:
-        if not quiet:
+        if not quiet and first_process():
             print(text, file=sys.stderr, flush=True)
 
     say(f"1/3 training: {config.trainer.epochs} epochs into {out}")

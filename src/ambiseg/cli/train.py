@@ -104,7 +104,7 @@ def _train(arguments: argparse.Namespace) -> int:
     if arguments.print_config:
         print(configuration.dump(config, reasons), end="")
         return 0
-    if not arguments.quiet:
+    if not arguments.quiet and first_process():
         doing = f"training {arguments.recipe} into {out}" if begun is None else f"resuming {out}"
         print(doing, file=sys.stderr, flush=True)
 

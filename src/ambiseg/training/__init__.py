@@ -16,7 +16,7 @@ import torch
 
 from ambiseg._util.errors import ConfigError, DataError
 from ambiseg._util.extras import require
-from ambiseg._util.files import Lock, atomic_write, write_text
+from ambiseg._util.files import LOCK, Lock, atomic_write, write_text
 from ambiseg._util.own import imported, is_reference
 from ambiseg._util.processes import first_process, quiet_lightning
 from ambiseg._util.progress import reporting
@@ -175,7 +175,7 @@ class Prepared:
 
         hint = f"go on with: {_command_to_resume(self.out)}"
         try:
-            with quiet_lightning(), watched(hint):
+            with quiet_lightning(), watched(hint, lambda: (self.out / LOCK).unlink(missing_ok=True)):
                 self.trainer.fit(self.module, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
         except NonFiniteLoss as error:
             raise ConfigError(f"{error}; {_save_batch(self.module.offending, self.out)}") from None
