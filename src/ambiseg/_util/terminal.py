@@ -20,7 +20,8 @@ def declined() -> bool:
 
 def animated(stream: TextIO | None = None) -> bool:
     """Whether bars can be drawn on a stream, the error stream by default."""
-    return (sys.stderr if stream is None else stream).isatty() and not declined()
+    stream = sys.stderr if stream is None else stream
+    return stream is not None and stream.isatty() and not declined()
 
 
 def console(**options: Any) -> Console:

@@ -12,7 +12,7 @@ from ambiseg._util.errors import ConfigError
 from ambiseg.config import Config
 from ambiseg.trainer_settings import TrainerConfig
 
-_PLACES = ("accelerator", "devices", "num_nodes", "strategy", "precision")
+_PLACES = ("accelerator", "devices", "num_nodes")  # what a machine may not have; the others are what they may be
 
 
 def trainer_of(
