@@ -353,15 +353,12 @@ def test_a_readers_folder_that_may_not_be_read_is_not_passed_over(tmp_path, monk
 
 def test_settings_and_manifests_that_may_not_be_read(tmp_path, monkeypatch):
     make(tmp_path)
-    read_text = Path.read_text
 
-    def guarded(path, *given, **named):
-        if path.name == "ambiseg.json":
-            raise PermissionError(13, "Permission denied", str(path))
-        return read_text(path, *given, **named)
+    def guarded(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
 
     (tmp_path / "ambiseg.json").write_text("{}")
-    monkeypatch.setattr(Path, "read_text", guarded)
+    monkeypatch.setattr("ambiseg._util.reading.open_regular", guarded)
     found = f"{tmp_path / 'ambiseg.json'}: expected a file that may be read, found: Permission denied"
     assert refusal(tmp_path) == found
 

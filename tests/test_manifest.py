@@ -87,7 +87,7 @@ def test_manifests_that_are_wrong(tmp_path, text, message):
         ('[{"image": "images/a.png"}]', "image 1: expected masks, and weights if any, as two lists or two objects"),
         (
             '[{"image": "images/a.png", "masks": ["masks/Ann/a.png"], "weights": [1, 2]}]',
-            "image 1: expected a mask for each weight, found none for reader_2",
+            "image 1: expected a mask for each weight, found none for 'reader_2'",
         ),
     ],
 )

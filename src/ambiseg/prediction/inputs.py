@@ -17,8 +17,9 @@ from torch import Tensor
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.text import count, some
+from ambiseg._util.walking import walk
 from ambiseg.data.case import Extra
-from ambiseg.data.sets.folder.layout import IGNORED
+from ambiseg.data.sets.folder.layout import hidden
 from ambiseg.data.sets.street.labelled import read_extra
 from ambiseg.io.errors import FileError
 from ambiseg.io.formats import FORMATS, UNREAD, format_of, stem_of, suffix_of
@@ -80,14 +81,11 @@ def _walk(top: Path, dicom: str, skip: str | os.PathLike[str] | None) -> Iterato
     if (top / "images").is_dir() and (top / "masks").is_dir():
         raise FileError.of("E003", top, f"expected images alone, found masks/ as well; name {top / 'images'} instead")
     been = set() if skip is None else {os.path.realpath(skip)}
-    for here, folders, files in os.walk(top, onerror=_refuse, followlinks=True):
-        been.add(os.path.realpath(here))  # a link to a folder above would never end
-        folders[:] = sorted(f for f in folders if not _hidden(f) and os.path.realpath(Path(here, f)) not in been)
-        paths = (Path(here, name) for name in sorted(files) if not _hidden(name))
-        kinds = {path: format_of(path) for path in paths}
+    for folder, files in walk(top, hidden, _refuse, been=been):
+        kinds = {path: format_of(path) for path in (folder / name for name in files)}
         series = dicom == "series" and "DICOM" in kinds.values()
         if series:
-            yield Path(here)
+            yield folder
         for path, kind in kinds.items():  # formats that cannot be read as well: opening them reports it
             if (kind or suffix_of(path) in UNREAD) and not (series and kind == "DICOM"):
                 yield path
@@ -97,10 +95,6 @@ def _refuse(error: OSError) -> None:
     """For ``os.walk``, which would leave out folders that may not be read."""
     message = f"expected a folder that may be read, found: {error.strerror}"
     raise FileError.of("E201", str(error.filename), message, "change the folder's permissions")
-
-
-def _hidden(name: str) -> bool:
-    return name.startswith(".") or name.lower() in IGNORED
 
 
 def _names(pairs: Iterable[tuple[Path, Path]]) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ambiseg._util.patterns import first_groups
 from ambiseg._util.progress import progress
 from ambiseg._util.text import count
 from ambiseg.data.case import Case, Cases, Decoded, Reading, byte_units, digest, smallest_unsigned
@@ -125,6 +126,9 @@ class Folder(Cases):
         self._told = named and any(entry.patient for entry in self.entries)  # patients by their owner
         self.persons = self._assume() if self.settings.patient is None else None
         self.patients_assumed = self.persons.text if self.persons else ""
+        names = [entry.name for entry in self.entries]
+        declared = self.settings.patient
+        self._found = {} if declared is None else dict(zip(names, first_groups(declared, names), strict=True))
         self._patient_of = {entry.name: self._patient(entry) for entry in self.entries}
 
     def _listed(self) -> Listing:
@@ -155,8 +159,8 @@ class Folder(Cases):
             fits = re.match(self.persons.pattern, entry.name)
             return fits[1] if fits else entry.name
         if self.settings.patient is not None:
-            if fits := re.search(self.settings.patient, entry.name):
-                return fits[1] if fits.re.groups and fits[1] else fits[0]
+            if (found := self._found.get(entry.name)) is not None:
+                return found
             message = f"expected {self.settings.patient!r} to find the patient in {entry.name!r}, found nothing"
             self._report(Problem("E009", str(entry.image), message))
         alone = self.persons is None and not self._told  # all images in one folder: it is nobody's

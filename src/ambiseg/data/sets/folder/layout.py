@@ -13,7 +13,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeAlias
 
-from ambiseg._util.text import count, some
+from ambiseg._util.text import count, printable, some
+from ambiseg._util.walking import walk
 from ambiseg.data.sets.folder.settings import FolderSettings
 from ambiseg.io.errors import FileError, Problem
 from ambiseg.io.formats import FORMATS, UNREAD, format_of, stem_of, suffix_of
@@ -146,13 +147,9 @@ def _collect(top: Path, settings: FolderSettings, listing: Listing) -> list[tupl
     """Every picture below ``top`` with its name: its path from there, without the suffix, in composed Unicode."""
     found: list[tuple[str, Path]] = []
     ignored: list[Path] = []
-    been: set[str] = set()
     closed: list[OSError] = []  # folders that may not be read, which a walk passes over in silence
-    for here, folders, files in os.walk(top, onerror=closed.append, followlinks=True):
-        been.add(os.path.realpath(here))  # a link to a folder above would lead round in circles
-        folders[:] = sorted(f for f in folders if not hidden(f) and os.path.realpath(Path(here, f)) not in been)
-        folder = Path(here)
-        kinds = {path: format_of(path) for name in sorted(files) if not hidden(name) for path in [folder / name]}
+    for folder, files in walk(top, hidden, closed.append):
+        kinds = {path: format_of(path) for name in files if is_text(path := folder / name, listing)}
         if "DICOM" in kinds.values() and folder != top and settings.dicom != "files":
             found.append((_key(folder, top, folder.name), folder))
             kinds = {path: kind for path, kind in kinds.items() if kind != "DICOM"}
@@ -173,6 +170,17 @@ def _collect(top: Path, settings: FolderSettings, listing: Listing) -> list[tupl
         message = f"{count(len(ignored), 'file')} ignored: {names} is no format of pictures"
         listing.report("H107", ignored[0] if len(ignored) == 1 else top, message)
     return found
+
+
+def is_text(path: Path, listing: Listing) -> bool:
+    """Whether a file's name is text, which a case is named after; bytes of another encoding are reported."""
+    try:
+        path.name.encode()
+    except UnicodeEncodeError:
+        message = "expected a name in UTF-8, found other bytes"
+        listing.report("E201", printable(str(path)), message, "rename the file")
+        return False
+    return True
 
 
 def _key(path: Path, top: Path, stem: str) -> str:

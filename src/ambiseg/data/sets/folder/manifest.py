@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ambiseg._util.parsing import shown
+from ambiseg._util.reading import read_csv
 from ambiseg._util.text import some
 from ambiseg.data.sets.folder.layout import SPLITS, Entry, Listing, MaskFile
-from ambiseg.data.sets.folder.settings import read_json, read_text
+from ambiseg.data.sets.folder.settings import read_settings, told
 from ambiseg.io.errors import FileError, known
 from ambiseg.io.formats import stem_of
 
 NAMES = ("manifest.csv", "manifest.json")
 COLUMNS = ("image", "mask", "reader", "weight", "patient", "split", "name")
+_LONGEST, _NAME = 4096, 500  # characters of a path, and of a case's name
 KEYS = ("image", "masks", "weights", "patient", "split", "name")
 
 
@@ -69,24 +72,18 @@ def list_manifest(path: Path) -> Listing:
 
 def _read_csv(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Each row with its place."""
-    text = read_text(path, "E007")
-    head = text.split("\n", 1)[0]
-    delimiter = next((mark for mark in ("\t", ";") if mark in head and "," not in head), ",")
-    try:
-        rows = [
-            [cell.strip() for cell in row] for row in csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
-        ]
-    except csv.Error as error:
-        raise FileError.of("E007", path, f"expected CSV, found {error}") from None
+    with told(path, "E007"):
+        rows = read_csv(path, _delimiter)
     if not rows or not any(rows[0]):
         raise FileError.of("E007", path, f"expected a first row of {', '.join(COLUMNS)}, found none")
     columns = [cell.lower() for cell in rows[0]]
     for column in columns:
         if column not in COLUMNS:
-            raise FileError.of("E007", path, f"expected known columns, found {column!r}; {known(column, COLUMNS)}")
+            found = f"{shown(column)}; {known(column[:_LONGEST], COLUMNS)}"
+            raise FileError.of("E007", path, f"expected known columns, found {found}")
     for column in ("image", "mask"):
         if columns.count(column) != 1:
-            raise FileError.of("E007", path, f"expected one column {column!r}, found {', '.join(columns)}")
+            raise FileError.of("E007", path, f"expected one column {column!r}, found {some(columns, 8)}")
     for number, row in enumerate(rows[1:], 2):
         if any(row) and len(row) != len(columns):
             message = f"expected {len(columns)} cells, found {len(row)}"
@@ -96,9 +93,13 @@ def _read_csv(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
             yield f"row {number}", dict(zip(columns, row, strict=True))
 
 
+def _delimiter(head: str) -> str:
+    return next((mark for mark in ("\t", ";") if mark in head and "," not in head), ",")
+
+
 def _read_json(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each image with its place."""
-    cases = read_json(path, "E007")
+    cases = read_settings(path, "E007")
     if not isinstance(cases, list) or not all(isinstance(case, dict) for case in cases):
         found = f"an object with the keys {some(list(cases), 3)}" if isinstance(cases, dict) else _found(cases)
         raise FileError.of("E007", path, f"expected a list with an object for each image, found {found}")
@@ -109,19 +110,22 @@ def _image_rows(case: dict[str, Any]) -> list[dict[str, str]]:
     """The rows that a CSV would have for one image; ``ValueError`` says what is wrong with it."""
     for key in case:
         if key not in KEYS:
-            raise ValueError(f"expected known keys, found {key!r}; {known(key, KEYS)}")
+            raise ValueError(f"expected known keys, found {shown(key)}; {known(key[:_LONGEST], KEYS)}")
     masks, weights = case.get("masks"), case.get("weights")
     if not isinstance(masks, (list, dict)) or not isinstance(weights, (type(masks), type(None))):
         found = f"found {_found(masks)} and {_found(weights)}"
         raise ValueError(f"expected masks, and weights if any, as two lists or two objects, {found}")
     named, weighed = _by_reader(masks), _by_reader(weights or [])
     if extra := set(weighed) - set(named):
-        raise ValueError(f"expected a mask for each weight, found none for {min(extra)}")
+        raise ValueError(f"expected a mask for each weight, found none for {shown(min(extra))}")
     if isinstance(weights, list) and len(weights) != len(masks):
         raise ValueError(f"expected a weight for each of {len(masks)} masks, found {len(weights)}")
     for what, value in (("image", case.get("image") or ""), *((f"mask of {who}", m) for who, m in named.items())):
         if not isinstance(value, str):
             raise ValueError(f"expected the path of the {what} as text, found {_found(value)}")
+    for key in ("patient", "split", "name"):
+        if isinstance(case.get(key), bool | list | dict):
+            raise ValueError(f"expected the {key} as text, found {_found(case[key])}")
     common = {key: str(case[key]) for key in ("image", "patient", "split", "name") if case.get(key) is not None}
     return [
         {**common, "mask": mask, "reader": reader, "weight": str(weighed.get(reader, ""))}
@@ -134,7 +138,7 @@ def _by_reader(values: list[Any] | dict[str, Any]) -> dict[str, Any]:
 
 
 def _found(value: object) -> str:
-    return {list: "a list", dict: "an object", type(None): "none"}.get(type(value), repr(value))
+    return {list: "a list", dict: "an object", type(None): "none"}.get(type(value)) or shown(value)
 
 
 def _add(row: Mapping[str, str], entries: dict[Path, Entry], folder: Path) -> None:
@@ -158,12 +162,14 @@ def _add(row: Mapping[str, str], entries: dict[Path, Entry], folder: Path) -> No
         if reader in {mask.reader for mask in masks}:
             raise ValueError(f"expected one mask of reader {reader!r} for {written}, found a second")
         masks += (MaskFile(reader, folder / _slashes(row["mask"], folder), _weight(row.get("weight", ""))),)
-    name = row.get("name") or before.name or _name(written, entry.image)
+    name = _given_name(row.get("name", "")) or before.name or _name(written, entry.image)
     entries[entry.image] = replace(entry, name=name, masks=masks)
 
 
 def _slashes(written: str, folder: Path) -> str:
     """A path as this system writes it: manifests made on Windows have backslashes."""
+    if len(written) > _LONGEST or any(len(os.fsencode(part)) > 255 for part in re.split(r"[/\\\\]", written)):
+        raise ValueError(f"expected the path of a file, found a text of {len(written):,} characters: {shown(written)}")
     return written if "\\" not in written or (folder / written).exists() else written.replace("\\", "/")
 
 
@@ -172,6 +178,13 @@ def _name(written: str, image: Path) -> str:
     stem = image.name if image.is_dir() else stem_of(image)
     folder = Path(written).parent
     return stem if folder.is_absolute() or ".." in folder.parts else (folder / stem).as_posix()
+
+
+def _given_name(name: str) -> str:
+    """A name that files may be named after: none that leads out of a folder."""
+    if len(name) > _NAME or name.startswith("/") or ".." in re.split(r"[/\\]", name):
+        raise ValueError(f"expected a name, which may have folders in it, found {shown(name)}")
+    return name
 
 
 def _weight(text: str) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import unicodedata
 from collections import defaultdict
@@ -11,13 +10,16 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
+from ambiseg._util.errors import DataError
 from ambiseg._util.text import count, some
-from ambiseg.data.sets.folder.layout import SPLITS, Entry, Listing, MaskFile, hidden
+from ambiseg._util.walking import MOST, walk
+from ambiseg.data.sets.folder.layout import SPLITS, Entry, Listing, MaskFile, hidden, is_text
 from ambiseg.data.sets.folder.settings import FolderSettings
 from ambiseg.io.formats import FORMATS, UNREAD, format_of, stem_of, suffix_of
 
 _SEPARATORS = "_-. "
 _IMAGE_WORDS = re.compile(r"image|img|scan|photo|picture|input|flair|t[12]w?$", re.IGNORECASE)
+_GUESSED = 100_000  # files of a folder whose layout is guessed
 _READ_SHARE = 0.6  # of the pictures that a template for a whole folder must account for
 
 
@@ -29,7 +31,8 @@ def list_paths(root: Path, settings: FolderSettings) -> Listing:
     have.
     """
     image_path, mask_path = settings.image_path or "", settings.mask_path or ""
-    listing, files = Listing(), list(_walk(root))
+    listing = Listing()
+    files = [(text, path) for text, path in _walk(root) if is_text(path, listing)]
     image_of, mask_of = _pattern(image_path), _pattern(mask_path)
     shared = [key for key in image_of.groupindex if key in mask_of.groupindex]
     images = {_key(found, shared) for text, _ in files if (found := image_of.fullmatch(text))}
@@ -109,7 +112,10 @@ def suggest_paths(root: Path) -> dict[str, str] | None:
     ``01_ann.png``); a folder per image (``case01/image.nii``, ``case01/seg01.nii``); a folder per reader beside one of
     images (``images/a.png``, ``ann/a.png``). Nothing is opened.
     """
-    texts = [text for text, path in _walk(root) if format_of(path)]
+    try:
+        texts = [text for text, path in _walk(root, _GUESSED) if format_of(path) and is_text(path, Listing())]
+    except DataError:  # more files than a guess is worth
+        return None
     if len(texts) < 2:
         return None
     parts = {text.split("/", 1)[0] for text in texts}
@@ -201,14 +207,11 @@ def _folder_per_reader(texts: list[str]) -> Iterator[tuple[str, str]]:
         yield f"{at}/{{name}}{suffixes.pop()}", f"{folder}/{{name}}{addition}{suffix}"
 
 
-def _walk(root: Path) -> Iterator[tuple[str, Path]]:
+def _walk(root: Path, most: int = MOST) -> Iterator[tuple[str, Path]]:
     """Every file below ``root`` with its path from there, in composed Unicode."""
-    for here, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if not hidden(name))
-        for name in sorted(files):
-            if not hidden(name):
-                path = Path(here, name)
-                yield unicodedata.normalize("NFC", path.relative_to(root).as_posix()), path
+    for folder, files in walk(root, hidden, most=most):
+        for name in files:
+            yield unicodedata.normalize("NFC", (folder / name).relative_to(root).as_posix()), folder / name
 
 
 def _literal(template: str) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import ConfigDict, Field, StrictInt, model_validator
 
 from ambiseg._util.errors import ConfigError
+from ambiseg._util.patterns import check_pattern
+from ambiseg._util.reading import Unreadable, read_json
 from ambiseg.data.intensity import Intensity
 from ambiseg.io.errors import FileError
 from ambiseg.settings import CLASSES, SettingError, Settings, shown, validate
@@ -99,8 +102,8 @@ class FolderSettings(Settings):
         elif isinstance(labels, Mapping):
             _check_targets("labels", labels, most)
             for value in labels:
-                if not re.fullmatch(r"\d+", value):
-                    raise SettingError("labels", f'expected values of a mask, such as "255", found {value!r}')
+                if not re.fullmatch(r"[0-9]{1,18}", value):
+                    raise SettingError("labels", f'expected values of a mask, such as "255", found {shown(value)}')
         if self.colours is not None:
             _check_targets("colours", self.colours, most)
             for colour in self.colours:
@@ -113,22 +116,25 @@ class FolderSettings(Settings):
     def _check_names(self) -> None:
         if self.patient is not None:
             try:
-                re.compile(self.patient)
-            except re.error as error:
-                found = f"found {self.patient!r} ({error})"
-                raise SettingError("patient", f"expected a regular expression, {found}") from None
+                check_pattern(self.patient)
+            except ValueError as error:
+                raise SettingError("patient", str(error)) from None
         for name, template, also in (("image_path", self.image_path, set()), ("mask_path", self.mask_path, {"reader"})):
             fields = set(re.findall(r"\{(\w*)\}", template or "{name}"))
             if "name" not in fields or fields - {"name", "patient", "split"} - also:
                 known = ", ".join(f"{{{field}}}" for field in ("patient", "split", *also))
-                raise SettingError(name, f"expected a path with {{name}}, and perhaps {known}, found {template!r}")
+                raise SettingError(name, f"expected a path with {{name}}, and perhaps {known}, found {shown(template)}")
+            if any(len(re.findall(r"\*|\{\w+\}", part)) > 3 for part in (template or "").split("/")):
+                # Each of them may end anywhere: more would take all day on a long name.
+                message = f"expected at most three of {{…}} and * between two slashes, found {shown(template)}"
+                raise SettingError(name, message)
         if (self.image_path is None) != (self.mask_path is None):
             given, lacking = sorted(("image_path", "mask_path"), key=lambda name: getattr(self, name) is None)
             raise SettingError(lacking, f"expected it together with {given}, found none")
         templates = self.mask_name.values() if isinstance(self.mask_name, Mapping) else [self.mask_name]
         for name, template in [("image_name", self.image_name), *(("mask_name", t) for t in templates)]:
             if template is not None and template.count("{name}") != 1:
-                raise SettingError(name, f'expected {{name}} in it once, as in "{{name}}_seg", found {template!r}')
+                raise SettingError(name, f'expected {{name}} in it once, as in "{{name}}_seg", found {shown(template)}')
 
     def over(self, other: FolderSettings) -> FolderSettings:
         """These settings, and those of ``other`` wherever these are ``None``."""
@@ -143,32 +149,33 @@ class FolderSettings(Settings):
     def load(folder: Path) -> FolderSettings:
         """What the folder's ``ambiseg.json`` says; all ``None`` if there is none."""
         path = folder / FILE
-        said = read_json(path, "E006") if path.is_file() else {}
+        said = read_settings(path, "E006") if os.path.lexists(path) else {}
         if not isinstance(said, dict):
-            raise FileError.of("E006", path, f"expected one object of settings, found a {type(said).__name__}")
+            found = "a list" if isinstance(said, list) else shown(said)
+            raise FileError.of("E006", path, f"expected one object of settings, found {found}")
         try:
             return validate(FolderSettings, said)
         except ConfigError as error:
             raise FileError.of("E006", path, str(error)) from None
 
 
-def read_text(path: Path, code: str) -> str:
-    """The text of a settings file or manifest; ``code`` is the kind of problem that such a file may have."""
+@contextmanager
+def told(path: Path, code: str) -> Iterator[None]:
+    """What is wrong with a settings file or manifest as a problem of the kind ``code``."""
     try:
-        return path.read_text("utf-8-sig")
-    except UnicodeDecodeError as error:
-        message, fix = f"expected UTF-8 text, found byte {error.object[error.start]:#x}", "save the file as UTF-8"
+        yield
+    except Unreadable as error:
+        fix = "save the file as UTF-8" if "UTF-8" in error.problem else "correct the file's syntax"
+        raise FileError.of(code, path, error.problem, fix if "expected a file" not in error.problem else "") from None
     except OSError as error:
-        message, fix = f"expected a file that may be read, found: {error.strerror}", "change the file's permissions"
-    raise FileError.of(code, path, message, fix)
+        message = f"expected a file that may be read, found: {error.strerror}"
+        raise FileError.of(code, path, message, "change the file's permissions") from None
 
 
-def read_json(path: Path, code: str) -> Any:
-    try:
-        return json.loads(read_text(path, code))
-    except json.JSONDecodeError as error:
-        message = f"expected JSON, found a mistake: {error}"
-        raise FileError.of(code, path, message, "correct the file's syntax") from None
+def read_settings(path: Path, code: str) -> Any:
+    """The content of a JSON file."""
+    with told(path, code):
+        return read_json(path)
 
 
 def plain_names(classes: int) -> tuple[str, ...]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from ambiseg._util.errors import DataError
+from ambiseg._util.reading import Unreadable, open_regular
 from ambiseg._util.text import did_you_mean, some
+from ambiseg._util.walking import walk
 from ambiseg.data.case import Progress
 from ambiseg.data.sets.lidc import released
 from ambiseg.data.sets.lidc.crops import Crops, Options
@@ -76,9 +78,8 @@ def _folder_forms(source: Path) -> dict[str, Path]:
     """Every form that has a file in the folder, with the place to read it from."""
     found: dict[str, Path] = {}
     parts = set(part_folders(source).values())
-    for place, folders, files in os.walk(source):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for path in (Path(place, name) for name in sorted(files)):
+    for folder, files in walk(source, lambda name: name.startswith(".")):
+        for path in (folder / name for name in files):
             suffix = path.suffix.lower()
             if form := _SUFFIXES.get(suffix):
                 if form in found:
@@ -86,7 +87,7 @@ def _folder_forms(source: Path) -> dict[str, Path]:
                 found[form] = path
             elif suffix in (".npy", ".png") and not parts.isdisjoint(path.parents):
                 found[suffix[1:]] = source
-            elif "dicom" not in found and has_dicom_name(path) and (suffix == ".dcm" or _head(path)[128:] == b"DICM"):
+            elif "dicom" not in found and has_dicom_name(path) and (suffix == ".dcm" or _is_dicom(path)):
                 found["dicom"] = source
         if len(found) > 1:
             break
@@ -94,8 +95,14 @@ def _folder_forms(source: Path) -> dict[str, Path]:
 
 
 def _head(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(132)
+    with open_regular(path) as file:
+        return file.read(132) or b""
+
+
+def _is_dicom(path: Path) -> bool:
+    with suppress(OSError, Unreadable):  # what may not be read, or is a pipe, is none
+        return _head(path)[128:] == b"DICM"
+    return False
 
 
 def open_form(form: str, source: Path, options: Options, progress: Progress | None = None) -> Crops:
