@@ -23,17 +23,19 @@ import argparse
 import json
 import os
 import random
+import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 
 from faults.bench import BY_NAME, ERRORS, FAILING, FAULTS, SIGNALS, Bench, Outcome, Trial, general  # noqa: E402
 from faults.scenarios import SCENARIOS, Scenario, Workshop, import_everything, workshop  # noqa: E402
-from faults.trace import Operation, cannot  # noqa: E402
+from faults.trace import Hanging, Operation, cannot  # noqa: E402
 
 # -- campaigns --------------------------------------------------------------------------------------------------------
 
@@ -68,37 +70,55 @@ def trials(name: str, fault: str, operations: Sequence[Operation], rng: random.R
             yield Trial(name, fault, number, rng.choice(["before", "after"]), second)
 
 
-def campaign(
-    shop: Workshop,
-    scenarios: dict[str, Scenario],
-    faults: Sequence[str],
-    count: int,
-    seed: int,
-    fresh: float,
-    log: bool,
-) -> tuple[list[Outcome], dict[str, list[str]]]:
-    """Trials in turn over scenarios and faults, and what is wrong without any fault, by scenario."""
-    outcomes, wrong = list[Outcome](), dict[str, list[str]]()
-    share, more = divmod(count, len(scenarios))
-    began = time.monotonic()
-    for position, (name, scenario) in enumerate(scenarios.items()):
-        if not (todo := share + (position < more)):
-            break
-        rng = random.Random(f"{seed} {name}")
-        bench = Bench(shop, scenario)
+class Campaign:
+    """Trials of several scenarios.
+
+    Attributes:
+        outcomes: of all trials so far.
+        wrong: what is wrong without any fault, by scenario.
+    """
+
+    def __init__(self, shop: Workshop, scenarios: Mapping[str, Scenario], log: bool) -> None:
+        self.shop, self.scenarios, self.log = shop, scenarios, log
+        self.outcomes, self.wrong = list[Outcome](), dict[str, list[str]]()
+        self._began = time.monotonic()
+
+    def run(self, faults: Sequence[str], count: int, seed: int, fresh: float) -> None:
+        """So many trials, divided by the scenarios' weights, faults in turn."""
+        whole, passed, done = sum(one.weight for one in self.scenarios.values()), 0.0, 0
+        for name, scenario in self.scenarios.items():
+            passed += scenario.weight
+            todo, done = round(count * passed / whole) - done, round(count * passed / whole)
+            if todo:
+                self._disturb(name, scenario, faults, todo, random.Random(f"{seed} {name}"), fresh)
+
+    def _disturb(
+        self, name: str, scenario: Scenario, faults: Sequence[str], count: int, rng: random.Random, fresh: float
+    ) -> None:
+        try:
+            bench = Bench(self.shop, scenario)
+        except (Hanging, RuntimeError) as error:
+            self.wrong[name] = [str(error)]
+            self._say(f"{name}: {error}")
+            return
         if problems := bench.undisturbed():
-            wrong[name] = problems
+            self.wrong[name] = problems
+        self._say(f"{name}: {len(bench.operations)} operations, {count} faults", *problems)
         sources = [trials(name, fault, bench.operations, rng) for fault in faults]
-        if log:
-            about = f"{len(bench.operations)} operations, {todo} faults"
-            print(f"[{time.monotonic() - began:5.0f} s] {name}: {about}", file=sys.stderr, flush=True)
-            for problem in wrong.get(name, ()):
-                print(f"    undisturbed: {problem}", file=sys.stderr, flush=True)
-        for number in range(todo):
-            outcomes.append(outcome := bench.run(next(sources[number % len(sources)]), rng.random() < fresh))
-            if outcome.problems and log:
-                print(_failure(outcome), file=sys.stderr, flush=True)
-    return outcomes, wrong
+        for number in range(count):
+            self.outcomes.append(outcome := bench.run(next(sources[number % len(sources)]), rng.random() < fresh))
+            if outcome.problems:
+                self._say(_failure(outcome))
+
+    def _say(self, text: str, *problems: str) -> None:
+        if self.log:
+            lines = [f"[{time.monotonic() - self._began:5.0f} s] {text}", *(f"    undisturbed: {p}" for p in problems)]
+            print("\n".join(lines), file=sys.stderr, flush=True)
+
+    def report(self, **about: Any) -> str:
+        """All of it as JSON."""
+        rows = [{**vars(one), "trial": str(one.trial)} for one in self.outcomes]
+        return json.dumps({**about, "undisturbed": self.wrong, "trials": rows}, indent=1) + "\n"
 
 
 def _failure(outcome: Outcome) -> str:
@@ -154,19 +174,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for number, operation in enumerate(Bench(shop, scenario).operations):
                     print(f"{name} {number}: {operation}")
             return 0
-        outcomes, wrong = campaign(
-            shop, scenarios, chosen.fault, chosen.count, chosen.seed, chosen.fresh, not chosen.quiet
-        )
-    print(table(outcomes))
-    failed = [one for one in outcomes if one.problems]
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        campaign = Campaign(shop, scenarios, not chosen.quiet)
+        try:
+            campaign.run(chosen.fault, chosen.count, chosen.seed, chosen.fresh)
+        except KeyboardInterrupt:
+            print("stopped", file=sys.stderr)
+    print(table(campaign.outcomes))
+    failed = [one for one in campaign.outcomes if one.problems]
     if chosen.quiet:
-        print(*map(_failure, failed), sep="\n", end="\n" * bool(failed))
-        print(*(f"undisturbed {name}: {line}" for name, of in wrong.items() for line in of), sep="\n")
+        lines = [_failure(one) for one in failed]
+        lines += [f"undisturbed {name}: {line}" for name, of in campaign.wrong.items() for line in of]
+        print("\n".join(lines))
     if chosen.out is not None:
-        about = [{**vars(one), "trial": str(one.trial)} for one in outcomes]
-        report = {"seed": chosen.seed, "faults": chosen.fault, "undisturbed": wrong, "trials": about}
-        chosen.out.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
-    return int(bool(failed or wrong))
+        chosen.out.write_text(campaign.report(seed=chosen.seed, faults=chosen.fault), "utf-8")
+    return int(bool(failed or campaign.wrong))
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ class Scenario:
         known: names that a message may use for what could not be written.
         codes: exit codes of the command when a file cannot be written.
         environment: variables that are set.
+        weight: how often it is disturbed; those that draw figures take longest, and are mostly what others are.
     """
 
     command: Command
@@ -50,6 +51,7 @@ class Scenario:
     known: tuple[str, ...] = ()
     codes: tuple[int, ...] = (2,)
     environment: Mapping[str, str] = field(default_factory=dict)
+    weight: float = 1.0
 
 
 def _resumed(place: Path, command: Command) -> Command:
@@ -120,6 +122,7 @@ SCENARIOS: dict[str, Scenario] = {
         ("report", "run", "--cases", "1", "--quiet"),
         (_TRAIN, ("evaluate", "run", "--samples", "16", "--quiet")),
         known=("run",),
+        weight=0.3,
     ),
     "predict": Scenario(_PREDICT, (_TRAIN, _SCANS, "images"), next=_skipping, **_PREDICTED),
     "predict --overwrite": Scenario(
@@ -148,7 +151,9 @@ SCENARIOS: dict[str, Scenario] = {
         (_SCANS,),
         known=("page.html", "found.json"),
     ),
-    "demo": Scenario(("demo", *_SHAPES, *_SMALL, "--trainer.epochs=1", "--out", "run"), run="run", known=("run",)),
+    "demo": Scenario(
+        ("demo", *_SHAPES, *_SMALL, "--trainer.epochs=1", "--out", "run"), run="run", known=("run",), weight=0.3
+    ),
     "cache": Scenario(  # filled, and emptied at once of what is old
         (
             "train",

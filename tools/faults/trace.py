@@ -124,7 +124,7 @@ def traced(
     child: Callable[[], int | None],
     watched: Path,
     decide: Callable[[int, Operation], Fault | None] = lambda number, operation: None,
-    seconds: float = 120.0,
+    seconds: float = 300.0,
 ) -> Traced:
     """Run ``child`` in a process of its own and ask ``decide`` before every operation in a folder what to do there."""
     first = started(child, _trace_me)
@@ -145,7 +145,7 @@ def started(child: Callable[[], int | None], before: Callable[[], None] | None =
     _be_child(child, before)
 
 
-def ended(pid: int, seconds: float = 120.0) -> int:
+def ended(pid: int, seconds: float = 300.0) -> int:
     """The exit code of a process of :func:`started`, as a shell shows it."""
     with _deadline(seconds, pid):
         _, status = os.waitpid(pid, 0)
