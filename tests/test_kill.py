@@ -257,7 +257,12 @@ def test_without_a_fault_files_are_on_the_disk_and_nothing_is_left(tmp_path: Pat
         Path(os.environ["TMPDIR"], "rest").write_text("1")
         return _careful(_)
 
+    def leaving(_: Any) -> int:
+        subprocess.Popen(["sleep", "60"])
+        return _careful(_)
+
     assert wrong(_careful) == []
+    assert wrong(leaving) == ["1 processes or threads were left"]
     assert wrong(_sharing_a_draft) == ["not on the disk when it took its name: place/out.json"]
     assert wrong(untidy) == ["left over: tmp/rest"]
 

@@ -85,7 +85,7 @@ class Bench:
         problems += [f"left over: {name}" for name in sorted(inside)]
         outside = [name for name in sorted(self.listed.elsewhere) if not name.startswith(f"{self.shop.root}/")]
         problems += [f"written outside of the folders that it was given: {name}" for name in outside]
-        return problems + [f"{self.listed.left} processes were left"] * (self.listed.left > 0)
+        return problems + _left(self.listed)
 
     # -- one trial ----------------------------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class Bench:
             found = aftermath.differences(self.shop.work, self.wanted, beside)
             outcome.problems += [line for line in found if not (removing and line.startswith("left over"))]
             return
-        outcome.problems += self._one_line(seen.code, self.scenario.codes)
+        outcome.problems += self._one_line(seen.code, self.scenario.codes) + _left(seen)
         new = aftermath.tree(self.shop.work) - aftermath.tree(self.given)
         if not removing:
             outcome.problems += [f"left after the error: {name}" for name in aftermath.drafts(new)]
@@ -165,6 +165,7 @@ class Bench:
             outcome.problems.append(f"exit code {seen.code} after {trial.detail}: {said.strip()[-300:]}")
         if "Traceback" in said:
             outcome.problems.append("traceback after a signal")
+        outcome.problems += _left(seen)
         new = aftermath.tree(self.shop.work) - aftermath.tree(self.given)
         outcome.problems += [f"left after the signal: {name}" for name in aftermath.drafts(new)]
         outcome.problems += self._visible()
@@ -235,6 +236,10 @@ class Bench:
         ]
         problems += [f"names no file that the user knows: {line}" for line in strange[:1]]
         return [f"{problem}: {said.strip()[-400:]}" for problem in problems]
+
+
+def _left(seen: Traced) -> list[str]:
+    return [f"{seen.left} processes or threads were left"] * (seen.left > 0)
 
 
 def _errors(said: str) -> list[str]:

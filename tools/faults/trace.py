@@ -14,6 +14,7 @@ import platform
 import signal
 import struct
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -33,6 +34,7 @@ _SYSGOOD, _FORK, _VFORK, _CLONE, _EXEC, _SECCOMP, _EXITKILL = 1, 2, 4, 8, 16, 0x
 _EVENT_SECCOMP = 7
 _SET_NO_NEW_PRIVS, _SET_SECCOMP, _FILTER = 38, 22, 2
 _WALL = 0x40000000
+_MOMENT = 2.0  # seconds
 _REGISTERS, _RETURNED, _NUMBER = 27, 10, 15  # of struct user_regs_struct, which are in the order of sys/user.h
 _ARGUMENTS = (14, 13, 12, 7, 9, 8)  # rdi, rsi, rdx, r10, r8, r9
 
@@ -240,20 +242,35 @@ class _Tracer:
         _ptrace(_SETOPTIONS, self.first, options)
         _ptrace(_CONT, self.first)
         while self.alive:
-            pid, status = os.waitpid(-1, _WALL)
+            try:
+                pid, status = self._next()
+            except ChildProcessError:  # a thread that started another program has taken the number of the first one
+                break
             if os.WIFSTOPPED(status):
                 known = pid in self.alive
                 self.alive.add(pid)
                 with suppress(ProcessLookupError):  # killed meanwhile
                     self._stopped(pid, os.WSTOPSIG(status), status >> 16, known)
-            elif pid in self.alive:
-                self.alive.discard(pid)
-                if pid == self.first:
-                    self.seen.code = _code(status)
-                    self._end_others()
-            else:
+                continue
+            if pid == self.first:
+                self.seen.code = _code(status)
+            elif pid not in self.alive:
                 self.seen.others[pid] = _code(status)
+            self.alive.discard(pid)
         return self.seen
+
+    def _next(self) -> tuple[int, int]:
+        """What happens next. Once the first process has ended the others have a moment to end as well."""
+        if self.first in self.alive or self.seen.left:
+            return os.waitpid(-1, _WALL)
+        for _ in range(int(_MOMENT / 0.02)):
+            pid, status = os.waitpid(-1, _WALL | os.WNOHANG)
+            if pid:
+                return pid, status
+            time.sleep(0.02)
+        self.seen.left = len(self.alive)
+        self._kill()
+        return os.waitpid(-1, _WALL)
 
     def _stopped(self, pid: int, number: int, event: int, known: bool) -> None:
         if event == _EVENT_SECCOMP:
@@ -307,31 +324,6 @@ class _Tracer:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 
-    def _end_others(self) -> None:
-        """Children that end by themselves shortly after the first process are given the time; others are killed."""
-        import time
-
-        for _ in range(100):
-            others = {pid for pid in self.alive if _runs(pid)}
-            if not others:
-                return
-            time.sleep(0.02)
-            # Events of theirs are answered in the main loop; here it matters only whether anything is left for long.
-            while True:
-                pid, status = os.waitpid(-1, _WALL | os.WNOHANG) if self.alive else (0, 0)
-                if pid == 0:
-                    break
-                if os.WIFSTOPPED(status):
-                    self.alive.add(pid)
-                    with suppress(ProcessLookupError):
-                        self._stopped(pid, os.WSTOPSIG(status), status >> 16, True)
-                elif pid in self.alive:
-                    self.alive.discard(pid)
-                else:
-                    self.seen.others[pid] = _code(status)
-        self.seen.left = len(self.alive)
-        self._kill()
-
     # -- what a call does -------------------------------------------------------------------------------------------
 
     def _operation(self, pid: int, registers: Any) -> Operation | None:
@@ -379,11 +371,3 @@ def _text(pid: int, address: int) -> str:
             memory.seek(address + len(found))
             found += memory.read(4096 - (address + len(found)) % 4096)  # the next page may not be there
     return os.fsdecode(found.partition(b"\0")[0])
-
-
-def _runs(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
