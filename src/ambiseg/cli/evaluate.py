@@ -133,7 +133,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     if out is not None:
         found.save(out)
     if emit(arguments, found.to_json()):
-        console = terminal.console(highlight=False, markup=False)  # a folder's name may have brackets
+        console = terminal.console(highlight=False)
         show(found, console)
         if out is not None:
             console.print(f"all numbers: {out}, {out.with_suffix('.csv').name}", soft_wrap=True)

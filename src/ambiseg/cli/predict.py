@@ -238,7 +238,7 @@ def _print(arguments: argparse.Namespace, rows: list[dict[str, Any]], failures: 
         return
     from ambiseg._util.tables import table
 
-    console = terminal.console(markup=False)
+    console = terminal.console()
     if rows:
         cells = []
         for row in rows[:_SHOWN]:
