@@ -92,6 +92,8 @@ def _copy(draft: BinaryIO, file: BinaryIO, content: io.BytesIO) -> None:
         os.replace(link, file.name)
     except OSError:
         _fill(file, lambda file: file.write(content.getbuffer()))
+    finally:
+        link.unlink(missing_ok=True)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
