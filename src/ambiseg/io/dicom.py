@@ -225,11 +225,29 @@ def _dtype(header: Any, options: ReadOptions) -> np.dtype:
     return next((one.dtype for one in types if one.min <= min(values) <= max(values) <= one.max), np.dtype(np.float32))
 
 
+def _judge_boxes(header: Any, frame: int) -> None:
+    """JPEG 2000 in boxes, which DICOM has not but some files have: at one of no length, pydicom stays for ever."""
+    from pydicom import dcmread
+    from pydicom.encaps import get_frame
+    from pydicom.uid import JPEG2000TransferSyntaxes
+
+    if header.file_meta.get("TransferSyntaxUID") not in JPEG2000TransferSyntaxes:
+        return
+    stored: Any = dcmread(header.filename, specific_tags=["PixelData"])
+    content = get_frame(stored.PixelData, frame, number_of_frames=_frames(header))
+    place = 12 if content.startswith(b"\0\0\0\x0cjP  ") else len(content)
+    while place < len(content) and content[place + 4 : place + 8] != b"jp2c":
+        if (length := int.from_bytes(content[place : place + 4], "big")) < 8:
+            raise ValueError(f"a box of JPEG 2000 of {length} bytes")
+        place += length
+
+
 def _pixels(header: Any, frame: int, options: ReadOptions, dtype: np.dtype) -> np.ndarray:
     """``[C, H, W]`` of one frame: modality units for an image, numbers as stored for a mask."""
     from pydicom.pixels.processing import apply_color_lut
     from pydicom.pixels.utils import pixel_array
 
+    _judge_boxes(header, frame)
     try:
         with decoding_at_most(math.prod(_size(header))):
             pixels = pixel_array(header.filename, index=frame if _frames(header) > 1 else None)
