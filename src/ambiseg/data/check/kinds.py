@@ -6,9 +6,8 @@ import shlex
 import zipfile
 from pathlib import Path
 
-import numpy as np
-
 from ambiseg._util.errors import DataError
+from ambiseg._util.npz import open_npz
 from ambiseg.data.sets.lidc import detect
 
 _CITYSCAPES = ("leftImg8bit", "gtFine")
@@ -19,8 +18,8 @@ def other_data(path: Path) -> tuple[str, str] | None:
     if path.is_dir():
         return _cityscapes(path) or _camvid(path) or _lidc(path)
     if path.suffix.lower() == ".npz" and zipfile.is_zipfile(path):
-        with np.load(path, allow_pickle=False) as file:
-            return _use("CamVid", "camvid", path) if "train_image" in file.files else None
+        with path.open("rb") as handle, open_npz(handle) as file:
+            return _use("CamVid", "camvid", path) if "train_image" in file.names else None
     return _lidc(path) if path.suffix.lower() in (".pickle", ".pkl") else None
 
 

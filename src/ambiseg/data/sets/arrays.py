@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from ambiseg._util.errors import ConfigError, DataError
+from ambiseg._util.npz import open_npz
 from ambiseg.data.case import Case, Cases, byte_units, digest
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.files import file_state
@@ -100,16 +100,17 @@ def load_npz(path: Path, needed: Sequence[str], wanted: Sequence[str] = ()) -> d
         raise DataError(f"{path}: expected an .npz file, found {'a folder' if path.is_dir() else 'no such file'}")
     try:
         with open(path, "rb") as handle:  # ours to close: NumPy leaves the file of a damaged archive open
-            file = np.load(handle, allow_pickle=False)
-            if not isinstance(file, np.lib.npyio.NpzFile):
+            if handle.read(6) == np.lib.format.MAGIC_PREFIX:
                 raise DataError(f"{path}: expected an .npz file of several arrays, found a single array")
-            if missing := [key for key in needed if key not in file.files]:
-                raise DataError(f"{path}: expected the arrays {' and '.join(needed)}, found no {missing[0]}")
-            return {key: file[key] for key in dict.fromkeys((*needed, *wanted)) if key in file.files}
+            with open_npz(handle) as file:
+                if missing := [key for key in needed if key not in file.names]:
+                    raise DataError(f"{path}: expected the arrays {' and '.join(needed)}, found no {missing[0]}")
+                return {key: file.read(key) for key in dict.fromkeys((*needed, *wanted)) if key in file.names}
     except DataError:
         raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: expected an .npz file of plain arrays, found {error}") from None
+    except Exception as error:  # a damaged archive fails in more ways than can be listed: zlib, zip, headers
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{path}: expected an .npz file of plain arrays, found {said}") from None
 
 
 def _read(path: Path) -> dict[str, Any]:

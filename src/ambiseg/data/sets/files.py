@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ambiseg._util.errors import DataError
+from ambiseg._util.npz import read_header
 
 _PARTIAL = (".part", ".crdownload", ".tmp", ".download", ".aria2", ".partial")
 
@@ -56,6 +57,10 @@ def read_npy(path: Path) -> np.ndarray:
     """An array of numbers; pickled objects are refused."""
     try:
         with open(path, "rb") as file:
+            header = read_header(file)
+            if header.offset + header.nbytes > path.stat().st_size:
+                raise ValueError(f"no values for {list(header.shape)} of {header.dtype}")
+            file.seek(0)
             array = np.lib.format.read_array(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         found = " ".join(str(error).split()) or "its end"

@@ -17,6 +17,7 @@ from ambiseg.data.sets.files import finished_files
 from ambiseg.data.sets.lidc.annotations import Drawing, Scan, database, group, read_database, read_xml
 from ambiseg.data.sets.lidc.crops import LUNG, READERS, Crop, Crops
 from ambiseg.data.sets.nodules.outlines import Outline, bounds, draw
+from ambiseg.io.source import Frugal
 
 SIDE = 128
 _TAGS = [
@@ -173,8 +174,9 @@ def _series(source: Path, scans: dict[str, Scan], progress: Progress | None) -> 
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # LIDC breaks many rules of DICOM, and none of them matters here
-                header = dcmread(path, stop_before_pixels=True, specific_tags=_TAGS)
-        except (InvalidDicomError, EOFError, ValueError, KeyError, AttributeError) as error:
+                with Frugal(path, 16 << 20) as content:
+                    header = dcmread(content, stop_before_pixels=True, specific_tags=_TAGS)
+        except Exception as error:  # damaged files fail in more ways than can be listed
             if path.suffix.lower() == ".dcm" or not isinstance(error, InvalidDicomError):
                 raise DataError(f"{path}: expected a DICOM file, found: {' '.join(str(error).split())[:80]}") from None
             continue

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
+from ambiseg._util import limits
 from ambiseg._util.errors import DataError
 from ambiseg._util.text import shape_text
 from ambiseg.data.case import Progress
 from ambiseg.data.sets.files import finished_files, paired_files, read_npy
 from ambiseg.data.sets.lidc.crops import BYTES, PARTS, READERS, Crop, Crops, patient_in, shift_of, unit_image
+from ambiseg.io.source import decoding_at_most
 
 
 def part_folders(source: Path) -> dict[str, Path]:
@@ -121,10 +123,10 @@ def _picture(path: Path) -> np.ndarray:
     from PIL import Image
 
     try:
-        with Image.open(path) as picture:
+        with decoding_at_most(limits.max_pixels()), Image.open(path, formats=("PNG",)) as picture:
             if picture.mode in ("L", "1", "P", "RGB", "RGBA", "LA"):
                 return np.asarray(picture.convert("L"))
             mode = picture.mode
-    except (OSError, SyntaxError, ValueError) as error:  # a PNG that is damaged is a SyntaxError to Pillow
-        raise DataError(f"{path}: expected a whole PNG file, found: {error}") from None
+    except Exception as error:  # a PNG that is damaged is a SyntaxError to Pillow, or anything else
+        raise DataError(f"{path}: expected a whole PNG file, found: {' '.join(str(error).split())}") from None
     raise DataError(f"{path}: expected a grey picture of 8 bits, found mode {mode}")
