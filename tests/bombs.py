@@ -153,6 +153,20 @@ def deflated(folder: Path) -> bytes:
     return head[:140] + struct.pack("<I", length) + head[144:] + zeros(1 << 27, wbits=-15)
 
 
+def boxed(folder: Path) -> bytes:
+    """JPEG 2000 as a file of its own has it, which DICOM has not; its second box leads nowhere."""
+    from pydicom import dcmread
+    from pydicom.encaps import encapsulate
+    from pydicom.uid import JPEG2000Lossless
+
+    data = dcmread(save_dicom(folder / "made.dcm", np.zeros((8, 8), np.uint8)))
+    data.PixelData = encapsulate([b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(64)])
+    data["PixelData"].is_undefined_length = True
+    data.file_meta.TransferSyntaxUID = JPEG2000Lossless
+    data.save_as(folder / "made.dcm", enforce_file_format=True)
+    return (folder / "made.dcm").read_bytes()
+
+
 LIMIT = r"at most 67,108,864 pixels per slice \(--max-pixels\)"
 FILE = r"at most 536,870,912 pixels per file \(--max-pixels\)"
 
@@ -298,4 +312,5 @@ BOMBS: dict[str, tuple[str, Callable[[Path], bytes], str]] = {
         lambda at: with_element(dicom(at), struct.pack("<HH2sHI", 8, 5, b"UT", 0, 1 << 25) + bytes(1 << 25)),
         "bytes where fewer are enough|damage",
     ),
+    "DICOM of JPEG 2000 in a box without length": (".dcm", boxed, "a box of JPEG 2000 of 0 bytes"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -15,12 +16,17 @@ import numpy as np
 import pytest
 
 from ambiseg._util import limits
-from ambiseg._util.errors import ConfigError
+from ambiseg._util.errors import ConfigError, DataError
+from ambiseg.cli import main
+from ambiseg.data.sets.arrays import Arrays
+from ambiseg.data.sets.files import read_npy
+from ambiseg.data.sets.street.camvid import CamVid
 from ambiseg.io.errors import FileError
 from ambiseg.io.open import open_source
 from ambiseg.io.source import ReadOptions
-from tests.bombs import BOMBS
-from tests.files import save
+from ambiseg.masks import MaskDistribution
+from tests.bombs import BOMBS, npy, zipped
+from tests.files import make, save
 
 
 def refused(path: Path, **options: Any) -> str:
@@ -101,3 +107,60 @@ def test_more_is_read_where_it_is_allowed(tmp_path, monkeypatch):
 def test_a_limit_that_is_none_is_one_line(text):
     with pytest.raises(ConfigError, match=r"^--max-pixels: expected a whole number of pixels"), limits.limited(text):
         pass
+
+
+# -- whole data sets and predictions in one file -----------------------------------------------------------------------
+
+
+def test_archives_of_arrays_are_judged_as_well(tmp_path):
+    names = ("format", "image", "masks", "labels", "train_image")
+    for number, content in enumerate((npy((10**6, 10**6)), npy((8, 8), "|O"), npy((-8, 8)))):
+        path = tmp_path / f"{number}.npz"
+        path.write_bytes(zipped({f"{name}.npy": content for name in names}))
+        for read in (Arrays, MaskDistribution.load, CamVid):
+            tracemalloc.start()
+            with pytest.raises(ValueError, match=re.escape(str(path))) as caught:
+                read(path)
+            assert tracemalloc.get_traced_memory()[1] < 40e6
+            tracemalloc.stop()
+            assert "\n" not in str(caught.value)
+    array = tmp_path / "a.npy"
+    array.write_bytes(npy((10**6, 10**6)))
+    with pytest.raises(DataError, match=r"a.npy: expected a whole .npy file of numbers, found: no values"):
+        read_npy(array)
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+CHOSEN = ["npz of 10⁶ × 10⁶", "TIFF of 200000²", "nii.gz of 32000² × 100", "DICOM of 100,000 frames", "PNG of 13000²"]
+
+
+def test_commands_refuse_bombs_in_one_line(tmp_path, monkeypatch, capfd):
+    """The checker names all of them; prediction, training and evaluation each say one line, with the remedy."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AMBISEG_CACHE", str(tmp_path / "cache"))
+    data, masks = make(tmp_path / "data", ("a",), ("Ann",)), tmp_path / "masks"
+    masks.mkdir()
+    for name in CHOSEN:
+        suffix, content, _ = BOMBS[name]
+        file = f"bomb{CHOSEN.index(name)}{suffix}"
+        for folder in ("images", "masks/Ann"):
+            (data / folder / file).write_bytes(content(tmp_path))
+    (masks / "a.png").write_bytes(BOMBS["PNG of 13000²"][1](tmp_path))
+    assert main(["data", "check", str(data), "--quiet"]) == 1
+    told = capfd.readouterr()
+    assert all(re.search(f"bomb{number}.*--max-pixels", told.out) for number in range(len(CHOSEN)))
+    assert told.err == ""
+    single = make(tmp_path / "single", ("a",), ("Ann",))
+    shutil.copy(data / "images/bomb4.png", single / "images/a.png")
+    out = str(tmp_path / "out")
+    for command in (
+        ["predict", "demo", str(single / "images/a.png"), "--out", out, "--quiet"],
+        ["train", "demo", "--data.name", "folder", "--data.root", str(single), "--out", out, "--quiet"],
+        ["evaluate", "--predictions", str(masks), "--truth", str(make(tmp_path / "t", ("a",), ("Ann",))), "--quiet"],
+        ["data", "export", str(single), "--out", out, "--quiet"],
+    ):
+        assert main(command) == 2, command
+        told = capfd.readouterr()
+        assert told.out == ""
+        assert re.fullmatch(r"ambiseg: .*a\.png: expected at most .*\(--max-pixels\), found .*\n", told.err), told.err

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import gzip
 import io
 import logging
+import random
 import sys
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 from ambiseg.io.errors import FileError
 from ambiseg.io.formats import FORMATS, stem_of
 from ambiseg.io.open import open_source
+from ambiseg.io.source import ReadOptions
 from tests.conftest import REPOSITORY
 from tests.files import save, save_deep_png, save_dicom, save_nifti
 from tests.test_readers import DEEP_COLOUR, RNG, refusal
@@ -99,6 +102,56 @@ def test_damage_never_gets_past_the_guard(tmp_path_factory, suffix, place, chang
     path.write_bytes(bytes(content))
     with contextlib.suppress(FileError):
         open_source(path).read(0)
+
+
+EXTREMES = [0, 1, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 100_000]
+
+
+def _mutated(content: bytes, chance: random.Random) -> bytes:
+    """A few of: a bit, an extreme number, the end cut off, bytes moved, doubled or left out; mostly in the header."""
+    made = bytearray(content)
+    reach = chance.choice([64, 400, len(made)])
+    for _ in range(chance.choice([1, 1, 2, 4])):
+        at, other = (chance.randrange(max(min(n, len(made)), 1)) for n in (reach, len(made)))
+        length, wide = chance.randrange(1, 17), chance.choice([1, 2, 4])
+        number = chance.choice(EXTREMES) % (1 << 8 * wide)
+        match chance.randrange(6):
+            case 0:
+                made[at : at + 1] = bytes(byte ^ 1 << chance.randrange(8) for byte in made[at : at + 1])
+            case 1:
+                made[at : at + wide] = number.to_bytes(wide, "little")
+            case 2:
+                made[at : at + wide] = number.to_bytes(wide, "big")
+            case 3:
+                del made[other:]
+            case 4:
+                made[at : at + length] = made[other : other + length]
+            case 5:
+                del made[at : at + length]
+    return bytes(made)
+
+
+def test_mutated_files_are_read_as_declared_or_refused_in_one_line(tmp_path, capfd):
+    chance, refusals = random.Random(12), list[str]()
+    for suffix, write in WRITERS.items():
+        write(whole := tmp_path / f"whole{suffix}")
+        path, content = tmp_path / f"a{suffix}", whole.read_bytes()
+        for _ in range(60):
+            inner = suffix == ".nii.gz" and chance.random() < 0.7
+            path.write_bytes(
+                gzip.compress(_mutated(gzip.decompress(content), chance)) if inner else _mutated(content, chance)
+            )
+            options = ReadOptions(mask=chance.random() < 0.5)
+            try:
+                source = open_source(path, options)
+                pixels = source.read(source.slices - 1)
+            except FileError as error:
+                refusals.append(str(error))
+            else:
+                assert pixels.shape == (source.channels, *source.size)
+    assert len(refusals) > 100
+    assert not any("\n" in line for line in refusals)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_what_is_missing_or_of_no_known_format(tmp_path):
