@@ -248,8 +248,9 @@ def _saved(run: Run, config: Config) -> dict[str, Any] | None:
 
     path = run.folder / "last.ckpt"
     for name in ("metrics.csv", *(f"{which}.{kind}" for which in ("last", "best") for kind in ("ckpt", "safetensors"))):
-        if (run.folder / name).is_dir():
-            raise ConfigError(f"{run.folder / name}: expected a file of a run, found a folder")
+        if (run.folder / name).exists() and not (run.folder / name).is_file():
+            what = "a folder" if (run.folder / name).is_dir() else "none that ends"
+            raise ConfigError(f"{run.folder / name}: expected a file of a run, found {what}")
     if not path.exists():
         return None
     saved = read(path)
