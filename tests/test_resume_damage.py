@@ -157,6 +157,19 @@ def test_a_flipped_bit_and_a_compressed_archive_are_damage(run):
         checkpoint.read(path)
 
 
+def test_a_key_that_takes_for_ever_is_not_hashed(run):
+    """Forty tuples, each of the one before, twice: 2⁴⁰ steps to hash."""
+    key = b")" + b"".join(b"q%ch%c\x86" % (k, k) for k in range(40))
+    bomb = b"\x80\x02}(" + key + b"K\x01u."
+    with zipfile.ZipFile(run / "last.ckpt") as archive:
+        content = {one.filename: archive.read(one) for one in archive.infolist()}
+    with zipfile.ZipFile(run / "last.ckpt", "w") as archive:
+        for name, part in content.items():
+            archive.writestr(name, bomb if name.endswith("data.pkl") else part)
+    with pytest.raises(ConfigError, match=r"found a damaged file .*a key that is not plain in its structure"):
+        checkpoint.read(run / "last.ckpt")
+
+
 @pytest.mark.parametrize("content", [[], {"ambiseg": 1}, {"state_dict": {}, "epoch": 3}])
 def test_another_programs_checkpoint_is_named(tmp_path, content):
     torch.save(content, tmp_path / "last.ckpt")

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.files import atomic_write
+from ambiseg.training import scan
 from ambiseg.training.module import TrainingModule
 from ambiseg.weights import check_finite, check_names
 
@@ -120,8 +121,10 @@ def _check_archive(path: Path) -> None:
         for entry in archive.infolist():
             if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
                 raise ValueError(f"{entry.filename} is compressed")
-            if entry.filename.endswith(".pkl") and entry.file_size > _MOST:
-                raise ValueError(f"{entry.filename} has more than {_MOST} bytes")
+            if entry.filename.endswith(".pkl"):
+                if entry.file_size > _MOST:
+                    raise ValueError(f"{entry.filename} has more than {_MOST} bytes")
+                scan.check(archive.read(entry))
         if wrong := archive.testzip():
             raise ValueError(f"the checksum of {wrong} is another")
 
