@@ -143,19 +143,21 @@ def partition(maps: Sequence[np.ndarray] | np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _partition(maps: Sequence[np.ndarray] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    regions, table = np.zeros(maps[0].size, np.intp), np.zeros((1, 0), np.int64)
+    regions, count = np.zeros(maps[0].size, np.intp), 1
     for labels in maps:
         if labels.dtype.kind in "biu" and labels.min() >= 0 and (most := int(labels.max())) < 16:  # most data: fast
-            values, ranks = np.arange(most + 1), labels.reshape(-1).astype(np.intp, copy=False)
+            values, ranks = most + 1, labels.reshape(-1).astype(np.intp, copy=False)
         else:
-            values, ranks = ranked(labels.reshape(-1))
-        rows, regions = np.arange(len(table) * len(values)), regions * len(values) + ranks
-        if len(rows) > _MANY:
-            rows, regions = _ranked_below(len(rows), regions)
-            _check_regions(len(rows))
-        table = np.concatenate([table[rows // len(values)], values[rows % len(values)][:, None].astype(np.int64)], 1)
-    rows, regions = _ranked_below(len(table), regions)
-    table = table[rows]
+            distinct, ranks = ranked(labels.reshape(-1))
+            values = len(distinct)
+        regions, count = regions * values + ranks, count * values
+        if count > _MANY:
+            rows, regions = _ranked_below(count, regions)
+            _check_regions(count := len(rows))
+    rows, regions = _ranked_below(count, regions)
+    example = np.empty(len(rows), np.intp)  # a pixel of each region, which has the labels of all of it
+    example[regions] = np.arange(len(regions))
+    table = np.stack([labels.reshape(-1)[example] for labels in maps], 1).astype(np.int64)
     regions = regions.reshape(maps[0].shape).astype(smallest_unsigned(len(table)))
     return regions, table.astype(smallest_unsigned(table.max() + 1))
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import combinations
+from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 
 from ambiseg._util.bands import counted
 from ambiseg.data.case import Case
 
+_COMPARED = 100  # readers of one image whose masks are compared with each other
+_MATRICES = 64  # classes of one image up to which all pairs of readers are compared at once
 _SAMPLE = 1 << 20  # pixel values that are kept of the whole data set, for percentiles
 
 
@@ -104,20 +106,20 @@ class Statistics:
             self.void += int(area[case.void].sum())
             area = np.where(case.void, 0, area)
         table, area = case.table[area > 0], area[area > 0]  # [U, M], [U]
-        for c in np.unique(table):
-            pixels, counts = area @ (table == c), self.by_class[c]
-            counts.pixels += int(pixels.sum())
-            counts.masks += int((pixels > 0).sum())
-            counts.images += 1
+        self._add_classes(table, area)
         empty = np.asarray(~np.isin(table, self.evaluated).any(0))
-        agree, marked = pairwise_iou(table, area, self.evaluated)
-        self._add_readers(case.readers, table, empty, marked)
-        upper = np.triu_indices(len(case.readers), 1)
+        # Of very many readers some are compared, evenly spread: pairs are as many as their square.
+        some = np.unique(np.linspace(0, len(case.readers) - 1, _COMPARED).astype(int))
+        compared = [case.readers[m] for m in some]
+        agree, marked = pairwise_iou(table[:, some], area, self.evaluated)
+        self._add_readers(case.readers, empty)
+        self._add_pairs(compared, table[:, some], marked)
+        upper = np.triu_indices(len(some), 1)
         if np.isfinite(marked[upper]).any():
             self.marked_ious.append(float(np.nanmean(marked[upper])))
         self.weighted += case.weights is not None
         differing = float(area[(table != table[:, :1]).any(1)].sum() / max(area.sum(), 1))
-        iou, apart = _mean(agree[upper]), _reader_apart(marked, empty, case.readers)
+        iou, apart = _mean(agree[upper]), _reader_apart(marked, empty[some], compared)
         about = case.name, case.patient, split, case.size, case.readers
         self.cases.append(CaseSummary(*about, int(empty.sum()), iou, differing, apart))
 
@@ -134,12 +136,27 @@ class Statistics:
         step = max(1, image.size * max(self.expected, 1) // _SAMPLE)
         self._values.append(image.reshape(-1)[::step].copy())
 
-    def _add_readers(self, readers: Sequence[str], table: np.ndarray, empty: np.ndarray, marked: np.ndarray) -> None:
-        for i, reader in enumerate(readers):
-            counts, others = self.by_reader[reader], np.delete(marked[i], i)
+    def _add_classes(self, table: np.ndarray, area: np.ndarray) -> None:
+        pixels, masks = np.zeros(len(self.classes)), np.zeros(len(self.classes), int)
+        for ids in table.T:
+            found = np.bincount(ids.astype(np.intp), area, len(self.classes))
+            pixels += found
+            masks += found > 0
+        for c in np.flatnonzero(masks):
+            counts = self.by_class[c]
+            counts.pixels += int(pixels[c])
+            counts.masks += int(masks[c])
             counts.images += 1
-            counts.empty += int(empty[i])
-            counts.ious += others[np.isfinite(others)].tolist()
+
+    def _add_readers(self, readers: Sequence[str], empty: np.ndarray) -> None:
+        for reader, nothing in zip(readers, empty.tolist(), strict=True):
+            self.by_reader[reader].images += 1
+            self.by_reader[reader].empty += nothing
+
+    def _add_pairs(self, readers: Sequence[str], table: np.ndarray, marked: np.ndarray) -> None:
+        for i, reader in enumerate(readers):
+            others = np.delete(marked[i], i)
+            self.by_reader[reader].ious += others[np.isfinite(others)].tolist()
         for i, j in combinations(range(len(readers)), 2):
             self.together[readers[i], readers[j]] += 1
             self.identical[readers[i], readers[j]] += int((table[:, i] == table[:, j]).all())
@@ -243,16 +260,30 @@ def pairwise_iou(table: np.ndarray, area: np.ndarray, classes: Sequence[int]) ->
     Equals :func:`ambiseg.overlap.pairwise_iou`, computed from regions ``[U, M]`` and their areas instead of pixels,
     which takes a small part of the time that reading the case takes.
     """
-    ious = []
-    for c in classes:
-        here = (table == c).astype(np.float64)
-        both = here.T @ (area[:, None] * here)
-        size = np.diag(both)
-        union = size[:, None] + size[None, :] - both
-        ious.append(np.divide(both, union, out=np.full_like(both, np.nan), where=union > 0))
-    stacked, there = np.stack(ious), np.isfinite(ious)
-    marked = np.nansum(stacked, 0) / np.where(there.any(0), there.sum(0), np.nan)
-    return np.where(there, stacked, 1).mean(0), marked
+    M = table.shape[1]
+    present = np.intersect1d(table, classes)
+    total, there = np.zeros((M, M)), np.zeros((M, M), int)
+    if len(present) <= _MATRICES:
+        for c in present:
+            here = (table == c).astype(np.float64)
+            both = here.T @ (area[:, None] * here)
+            size = np.diag(both)
+            union = size[:, None] + size[None, :] - both
+            total += np.divide(both, union, out=np.zeros_like(both), where=union > 0)
+            there += union > 0
+    else:  # of very many classes most pairs share none: by pairs, in the time of their regions
+        ranks = np.searchsorted(present, table)
+        known = present[np.minimum(ranks, len(present) - 1)] == table
+        ranks = np.where(known, ranks, len(present))  # the last is of all that do not count
+        sizes = [np.bincount(ids, area, len(present) + 1)[:-1] for ids in ranks.T]
+        for i, j in combinations_with_replacement(range(M), 2):
+            alike = np.where(ranks[:, i] == ranks[:, j], area, 0)
+            both = np.bincount(ranks[:, i], alike, len(present) + 1)[:-1]
+            union = sizes[i] + sizes[j] - both
+            total[i, j] = total[j, i] = (both[union > 0] / union[union > 0]).sum()
+            there[i, j] = there[j, i] = (union > 0).sum()
+    marked = np.divide(total, there, out=np.full((M, M), np.nan), where=there > 0)
+    return (total + (len(classes) - there)) / len(classes), marked
 
 
 def _reader_apart(ious: np.ndarray, empty: np.ndarray, readers: Sequence[str]) -> str | None:
