@@ -295,3 +295,62 @@ def _at(config: Config, key: str) -> object:
     for part in key.split("."):
         found = getattr(found, part)
     return found
+
+
+# -- absurd data -------------------------------------------------------------------------------------------------------
+
+
+def _arrays(path: Path, images: np.ndarray, masks: np.ndarray) -> Path:
+    np.savez(path, image=images, masks=masks)
+    return path
+
+
+RNG = np.random.default_rng(0)
+BITS = RNG.integers(0, 2, (12, 2, 16, 16)).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("images", "masks", "options", "said"),
+    [
+        (RNG.random((1, 16, 16)), BITS[:1], {}, "expected at least 3 patients"),
+        (RNG.random((12, 1, 1)), BITS[:, :, :1, :1] | 1, {}, None),
+        (RNG.random((12, 1, 300)), np.ones((12, 1, 1, 300), np.uint8), {}, None),
+        (RNG.random((12, 16, 16)), BITS * 0 + 9, {"void": 9}, "expected pixels of foreground in the training part"),
+        (RNG.random((12, 16, 16)), BITS * 0, {}, "expected pixels of foreground in the training part, found none"),
+        (RNG.random((12, 16, 16)), BITS.astype(np.uint16) * 300, {"classes": 301}, None),
+        (
+            RNG.random((12, 16, 16)),
+            BITS.astype(np.uint16),
+            {"classes": 65536},
+            "expected at most 1,024 classes to plan",
+        ),
+        (RNG.random((12, 16, 16)) * 1e-38, BITS, {}, None),
+        (RNG.choice([-3e38, 3e38], (12, 16, 16)), BITS, {}, "expected pixels of at most 1e+30"),
+        (np.where(BITS[:, 0], np.nan, RNG.random((12, 16, 16))), BITS, {}, "found nan or infinity"),
+        (RNG.random((12, 16, 16)), BITS, {"classes": 1 << 17}, "data.options.classes: expected at most 65,536"),
+    ],
+)
+def test_absurd_data_give_a_plan_or_one_line(images, masks, options, said, tmp_path):
+    root = _arrays(tmp_path / "absurd.npz", images.astype(np.float32), masks.astype(np.uint16))
+    given = {"data.options": options, "data.cache": None}
+    if said is None:
+        made = ambiseg.plan(root, given)
+        assert made.config.trainer.epochs >= 1
+        assert load_text(str(made)) == made.config
+    else:
+        with pytest.raises(DataError) as refused:
+            ambiseg.plan(root, given)
+        assert said in str(refused.value)
+        assert str(refused.value).isprintable()
+
+
+def test_images_of_all_sizes_give_a_plan(tmp_path):
+    for number, size in enumerate([(1, 1), (1, 900), (900, 1), (3, 7), (64, 64), (300, 200), (17, 17), (128, 90)]):
+        for folder in ("images", "masks/a", "masks/b"):
+            pixels = RNG.integers(0, 2 if folder != "images" else 255, size).astype(np.uint8)
+            pixels[0, 0] = 1
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(tmp_path / folder / f"p{number}.png")
+    made = ambiseg.plan(tmp_path, {"data.cache": None})
+    assert made.facts.largest == (900, 900)
+    assert made.config.data.size is not None

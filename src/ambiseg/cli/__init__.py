@@ -120,7 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 # Settings that messages name, where they are options of the command.
-_SETTINGS = re.compile(r"(?<![\w./-])(data\.(?:fold|fractions|options|root|split|split_seed)\b)")
+_KEYS = "annotations|batch_size|eval_size|fold|fractions|intensity|options|root|size|split|split_seed|windows"
+_SETTINGS = re.compile(rf"(?<![\w./-])((?:data\.(?:{_KEYS})|backbone\.channels)\b)")
 
 # What a user may have decided about waiting threads, and what is decided here: GNU's OpenMP, and Intel's and LLVM's.
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")

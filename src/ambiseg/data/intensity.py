@@ -15,8 +15,8 @@ from ambiseg._util.errors import DataError
 from ambiseg.settings import FORBID, SettingError, shown
 
 _SAMPLE = 1 << 16  # pixels that percentiles of an image are taken from
-_LARGEST = 1e30  # of raw values: float32, which networks compute in, has no numbers from 3.4e38 on
-_Value = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
+LARGEST = 1e30  # of raw values: float32, which networks compute in, has no numbers from 3.4e38 on
+_Value = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 _Values = Annotated[tuple[_Value, ...], Field(min_length=1, max_length=1024)]
 PerChannel = _Value | _Values  # one number for all channels, or one per channel
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["AUTO", "MINUTES", "Facts", "Plan", "plan", "warnings_of"]
 
 AUTO = "auto"  # in the place of a recipe's name
+CLASSES = 1024  # more are hardly classes: masks of instances, or numbers that mean something else
 MINUTES = 6.0  # of one core: with set-up, evaluation and report about ten on two cores
 
 
@@ -80,6 +81,11 @@ def plan(
         data["name"] = dataset_at(data["root"])
     module = DataModule(validate(Config, given, dashes=dashes).data, progress=progress)
     module.setup()
+    if (found := len(module.cases.classes)) > CLASSES:
+        hint = '"labels" in ambiseg.json says what the numbers in masks mean'
+        raise DataError(
+            f"{module.cases.title}: expected at most {CLASSES:,} classes to plan for, found {found:,}; {hint}"
+        )
     facts = gather(module.cases, module.split, module.indices("train"), progress=progress)
     if not facts.marked:
         classes = ", ".join(facts.classes[c] for c in facts.evaluated)
@@ -89,13 +95,18 @@ def plan(
 
 
 def warnings_of(config: Config, data: DataModule) -> list[str]:
-    """What keeps a training from learning, each line with its remedy; see :mod:`ambiseg.planning.warnings`."""
+    """What keeps a training from learning, each line with its remedy; see :mod:`ambiseg.planning.warnings`.
+
+    What keeps it from working at all is an error; see :mod:`ambiseg.planning.fit`.
+    """
     from ambiseg.data.store import Store
     from ambiseg.planning.facts import gather
+    from ambiseg.planning.fit import check_fit
     from ambiseg.planning.warnings import warnings
 
     most = None if isinstance(data.cases, Store) else 50  # others are decoded whenever they are read
     facts = gather(data.cases, data.split, data.indices("train"), pixels=0, most=most)
+    check_fit(config, facts)
     return [str(one) for one in warnings(config, facts)]
 
 

@@ -11,7 +11,7 @@ from ambiseg._util.bands import counted, looked_up
 from ambiseg._util.errors import DataError
 from ambiseg.data.case import Case, Cases, Progress
 from ambiseg.data.check.statistics import pairwise_iou
-from ambiseg.data.intensity import Intensity
+from ambiseg.data.intensity import LARGEST, Intensity
 from ambiseg.data.splits import Split
 from ambiseg.methods.facts import Facts
 
@@ -129,6 +129,8 @@ class _Gathered:
     def _add_image(self, image: np.ndarray) -> None:
         if not np.isfinite(image).all():
             raise DataError("expected finite pixels in the training part, found nan or infinity")
+        if (most := float(np.abs(image).max(initial=0))) > LARGEST:
+            raise DataError(f"expected pixels of at most {LARGEST:g} in the training part, found {most:g}")
         self.dtype = str(image.dtype)
         flat = image.reshape(len(image), -1)
         every = max(1, flat.shape[1] // _SAMPLE)

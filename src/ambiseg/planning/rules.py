@@ -17,6 +17,7 @@ from ambiseg.data.loader import steps_per_epoch
 from ambiseg.methods import method_named
 from ambiseg.methods.facts import Facts
 from ambiseg.planning.cost import operations_per_pixel, seconds, validation_seconds
+from ambiseg.settings import EPOCHS as LONGEST
 from ambiseg.settings import validate
 
 WIDTHS = (16, 32, 48, 64, 96)  # features of a U-Net's levels
@@ -27,6 +28,7 @@ FINEST = 4.0  # working pixels that the thickness of what is marked must keep
 BATCH = 1 << 16  # pixels of a batch, of which a network of these widths learns well
 EPOCHS = 24
 LEAST_EPOCHS = 4
+WINDOWS = 10_000  # of an image in an epoch, at most
 VALIDATED = 0.15  # share of the budget that validation may take
 UPRIGHT = 0.2
 GAIN = 1.3
@@ -201,13 +203,13 @@ def _length(draft: Draft, facts: Facts, window: tuple[int, int], minutes: float)
     given = draft.given.trainer.epochs if "epochs" in draft.content.get("trainer", {}) else None
     fraction = _fraction(draft, facts, steps * batch, batch, given)
     images = max(1, round(facts.images * fraction))
-    windows = max(1, int(steps * batch / (EPOCHS * images)))
+    windows = min(max(1, int(steps * batch / (EPOCHS * images))), WINDOWS)
     windows = int(draft("data.windows", windows, f"per image and epoch: an epoch of about {windows * images} windows"))
     per_epoch = steps_per_epoch(images, batch, windows)
     epochs = max(steps // per_epoch, min(LEAST_EPOCHS, steps))
     most = max(3, int(VALIDATED * budget / max(validation, 1e-9)))
-    every = max(1, math.ceil((given or epochs) / most))
-    epochs = max(every, epochs // every * every)
+    every = min(max(1, math.ceil((given or epochs) / most)), LONGEST)
+    epochs = min(max(every, epochs // every * every), LONGEST // every * every)
     total = epochs * per_epoch
     spent = total * step + epochs // every * validation
     why = f"of {count(per_epoch, 'step')}, {total:,} in all: about {spent / 60:.1f} minutes of one core"
