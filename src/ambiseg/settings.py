@@ -110,7 +110,7 @@ def validate(cls: type[S], content: Any, *, prefix: str = "", dashes: str = "") 
     try:
         return cls.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(prefix + explain(error, cls, content, dashes)) from None
+        raise ConfigError(prefix + printable(explain(error, cls, content, dashes))) from None
 
 
 def explain(error: ValidationError, cls: Any, content: Any = None, dashes: str = "") -> str:
@@ -184,7 +184,7 @@ def _unknown(path: Sequence[str], value: Any, known: Sequence[str], dashes: str)
     while isinstance(value, Mapping) and len(value) == 1:  # modle.cost is nearer to model.cost than modle is
         inner, value = next(iter(value.items()))
         text += f".{inner}"
-    return f"{dashes}{text}: no such setting{did_you_mean_key(text, known, dashes)}"
+    return f"{dashes}{text[:100]}: no such setting{did_you_mean_key(text[:100], known, dashes)}"
 
 
 def keys(cls: Any, content: Any = None, key: str = "") -> list[str]:

@@ -89,6 +89,8 @@ def atomic_write(path: Name) -> Iterator[BinaryIO]:
         raise FileNotFoundError(f"{os.fspath(path)}: the folder {target.parent} does not exist")
     if target.is_dir():
         raise IsADirectoryError(f"{os.fspath(path)}: expected a file to write, found a folder")
+    if target.exists() and not target.is_file():  # /dev/null must not become a file
+        raise OSError(f"{os.fspath(path)}: expected a file to write, found a device or a pipe")
     if any(is_draft(parent.name) for parent in target.parents):
         with named(path), open(target, "wb") as file:
             yield file

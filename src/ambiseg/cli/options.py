@@ -242,6 +242,8 @@ def check_file(target: Path) -> None:
         raise ConfigError(f"{target}: expected a folder to write into, found none named {target.parent}")
     if target.is_dir():
         raise ConfigError(f"{target}: expected a file to write, found a folder")
+    if target.exists() and not target.is_file():
+        raise ConfigError(f"{target}: expected a file to write, found a device or a pipe")
     if not os.access(target.absolute().parent, os.W_OK):
         raise ConfigError(f"{target}: expected a folder that can be written to, found that {target.parent} cannot")
 

@@ -81,7 +81,7 @@ def _show_anchors(found: Evaluation, console: Console) -> None:
     lines.sort(key=lambda line: float("inf") if line[1].mean is None else line[1].mean)
     longest = max(ged.mean or 0 for _, ged, _ in lines) or 1.0
     rows = [
-        [name, _interval(ged), "█" * max(0, round(_BAR * (ged.mean or 0) / longest)), _number(iou and iou.mean)]
+        [name, interval(ged), "█" * max(0, round(_BAR * (ged.mean or 0) / longest)), _number(iou and iou.mean)]
         for name, ged, iou in lines
     ]
     masks = f"{setting.samples} masks, {setting.form} form"
@@ -103,7 +103,7 @@ def _show_averages(found: Evaluation, console: Console) -> None:
     for start in range(0, len(found.settings), fits):
         part = found.settings[start : start + fits]
         rows = [
-            [title, *(_interval(s.score(metric)) for s in part), _number(own[metric]) if metric in own else ""]
+            [title, *(interval(s.score(metric)) for s in part), _number(own[metric]) if metric in own else ""]
             for metric, title in TITLES.items()
         ]
         rows.insert(list(TITLES).index("ece") + 1, ["  of pixels", *(percent(s.ece_share) for s in part), ""])
@@ -134,7 +134,7 @@ def _show_buckets(found: Evaluation, console: Console) -> None:
         [
             str(bucket.readers),
             f"{bucket.images:,}",
-            *(_interval(bucket.metrics[metric]) for metric in ("ged", "matched_iou")),
+            *(interval(bucket.metrics[metric]) for metric in ("ged", "matched_iou")),
             *(_number(bucket.metrics[metric].mean) for metric in ("diversity", "empty_mass")),
         ]
         for bucket in first.buckets
@@ -159,11 +159,11 @@ def _show_strata(strata: Strata, annotator: str, console: Console) -> None:
     rows = [
         [
             str(k + 1),
-            _interval(interval),
-            f"{'█' * round(12 * (interval.mean or 0)):<12}",
+            interval(weight),
+            f"{'█' * round(12 * (weight.mean or 0)):<12}",
             *(_number(bucket.mean[k]) for bucket in shown),
         ]
-        for k, interval in enumerate(strata.intervals)
+        for k, weight in enumerate(strata.intervals)
     ]
     by = f", and by how many {annotator}s drew anything" if shown else ""
     head = [strata.name, "mean weight", " " * 12, *(str(bucket.readers) for bucket in shown)]
@@ -194,7 +194,7 @@ def _wrapped(text: str, console: Console, indent: str = "", style: str | None = 
         console.print(line, style=style)
 
 
-def _interval(value: Interval) -> str:
+def interval(value: Interval) -> str:
     """``0.190 [0.178, 0.203]``; the mean alone where one patient gives no interval."""
     if value.low is None:
         return _number(value.mean)

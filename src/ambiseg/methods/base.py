@@ -157,9 +157,9 @@ DEFAULT = "mose"  # of a recipe that does not say
 def method_named(name: str | None) -> type[Method]:
     """The class of a method by its key in ``METHODS``; ``None`` is the default."""
     name = DEFAULT if name is None else name
-    if name not in METHODS:
-        known = ", ".join(METHODS)
-        raise ConfigError(f"model.method: expected one of {known}, found {name!r}{did_you_mean(str(name), METHODS)}")
+    if not isinstance(name, str) or name not in METHODS:
+        known, found = ", ".join(METHODS), f"{name!r:.80}{did_you_mean(str(name), METHODS)}"
+        raise ConfigError(f"model.method: expected one of {known}, found {found}")
     return METHODS[name]
 
 
