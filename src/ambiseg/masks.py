@@ -330,6 +330,13 @@ def as_masks(masks: Masks) -> MaskDistribution:
     return masks if isinstance(masks, MaskDistribution) else MaskDistribution(masks)  # type: ignore[arg-type]
 
 
+def common_valid(a: MaskDistribution, b: MaskDistribution) -> Tensor | None:
+    """Where both count a pixel, ``[B, *spatial]``; ``None`` when neither has void pixels."""
+    if a.valid is None or b.valid is None:
+        return b.valid if a.valid is None else a.valid
+    return a.valid & b.valid
+
+
 def check_weights(weights: Tensor, name: str = "weights") -> None:
     """Raise ``ValueError`` unless every row of ``weights [B, N]`` is a probability distribution."""
     weights = exact(weights.detach())

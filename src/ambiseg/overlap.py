@@ -8,13 +8,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ambiseg.masks import MaskDistribution, Masks, as_masks, at_least_float32, exact
+from ambiseg.masks import MaskDistribution, Masks, as_masks, at_least_float32, common_valid, exact
 from ambiseg.regions import RegionMasks, Regions, partition
 
 Absent: TypeAlias = Literal["agree", "skip"]
@@ -54,8 +54,7 @@ def pairwise_iou(a: Masks, b: Masks, classes: Sequence[int] | None = None, absen
     ids = occurring(a, b) if classes is None else check_classes(classes)
     if a is b and isinstance(a, RegionMasks) and a.regions is not None:
         return _mean_over_classes([_divide(_shared(a.regions, c, exact(a.regions.size))) for c in ids], absent)
-    parts = list(_parts(a, b))
-    return _mean_over_classes([_iou(parts, c) for c in ids], absent)
+    return _mean_over_classes([_iou(_parts(a, b), c) for c in ids], absent)
 
 
 def joint_iou(a: Masks, b: Masks, classes: Sequence[int] | None = None, absent: Absent = "agree") -> Tensor:
@@ -82,19 +81,16 @@ def joint_overlap(a: Masks, b: Masks, classes: Sequence[int] | None = None, abse
     """
     a, b = compatible(a, b)
     ids = occurring(a, b) if classes is None else check_classes(classes)
-    counted: list[Tensor] = []
-    for x, y in _parts(a, b):  # counts of pixels are whole numbers: exact in any order
-        found, valid = counted, common_valid(x, y)
-        counted = list(_by_region(x, y, ids, valid) or _by_pixel(x, y, ids, valid))
-        counted = [one + other for one, other in zip(counted, found, strict=True)] if found else counted
+    parts = [list(_by_region(x, y, ids, valid) or _by_pixel(x, y, ids, valid)) for x, y, valid in _parts(a, b)]
+    counted = [sum(of_class, torch.zeros(())) for of_class in zip(*parts, strict=True)]  # exact in any order
     iou = _mean_over_classes([_divide(intersection) for intersection in counted], absent)
     areas = torch.stack([intersection.diagonal(dim1=1, dim2=2) for intersection in counted])
     return Overlap(iou, (areas > 0).any(0))
 
 
-def _parts(a: MaskDistribution, b: MaskDistribution) -> Iterator[tuple[MaskDistribution, MaskDistribution]]:
-    """Both in the same bands of pixels: what is made of all pixels of a large image would not fit into memory."""
-    return zip(a.bands(_AT_ONCE), b.bands(_AT_ONCE), strict=True)
+def _parts(a: MaskDistribution, b: MaskDistribution) -> Iterator[tuple[MaskDistribution, MaskDistribution, Any]]:
+    """Both, and where both count, in the same bands of pixels: what is made of all pixels would not fit."""
+    return ((x, y, common_valid(x, y)) for x, y in zip(a.bands(_AT_ONCE), b.bands(_AT_ONCE), strict=True))
 
 
 def _by_pixel(a: MaskDistribution, b: MaskDistribution, ids: list[int], valid: Tensor | None) -> Iterator[Tensor]:
@@ -184,11 +180,10 @@ def _divide(intersection: Tensor) -> Tensor:
     return intersection / (area[:, :, None] + area[:, None, :] - intersection)
 
 
-def _iou(parts: Iterable[tuple[MaskDistribution, MaskDistribution]], cls: int) -> Tensor:
+def _iou(parts: Iterable[tuple[MaskDistribution, MaskDistribution, Any]], cls: int) -> Tensor:
     """|x ∩ y| / |x ∪ y| of every pair of masks, ``[B, N, M]``; 0/0 = nan where both are empty."""
     shared = either = torch.zeros(())
-    for a, b in parts:
-        valid = common_valid(a, b)
+    for a, b, valid in parts:
         x, y = _encode(a, cls, valid), _encode(b, cls, valid)
         shared, either = _intersections(x, y) + shared, _areas(x)[:, :, None] + _areas(y)[:, None, :] + either
     return shared / (either - shared)
@@ -435,23 +430,16 @@ def occurring(a: Masks, b: Masks | None = None) -> list[int]:
     """
     a = as_masks(a)
     b = a if b is None else as_masks(b)
-    valid, found = common_valid(a, b), set[int]()
-    for masks in (a,) if b is a else (a, b):
-        counts = (masks.mass > 0)[(...,) + (None,) * len(masks.spatial)]
-        for n in range(masks.count):  # one mask of each image at a time: little memory
-            shown = (counts[:, n] if valid is None else counts[:, n] & valid).expand(len(masks), *masks.spatial)
-            for ids, here in zip(*(x.flatten(1).split(_AT_ONCE, 1) for x in (masks.labels[:, n], shown)), strict=True):
-                ids = ids.long() * here
+    found = set[int]()
+    for *both, valid in _parts(a, b):
+        for masks in both[: 1 + (b is not a)]:
+            counts = (masks.mass > 0)[(...,) + (None,) * len(masks.spatial)]
+            for n in range(masks.count):  # one mask of each image at a time: little memory
+                shown = counts[:, n] if valid is None else counts[:, n] & valid
+                ids = masks.labels[:, n].long() * shown
                 few = int(ids.max()) < 2**16  # a sort would take longer
                 found.update((torch.bincount(ids.flatten()).nonzero() if few else ids.unique()).flatten().tolist())
     return sorted(found - {0}) or [1]
-
-
-def common_valid(a: MaskDistribution, b: MaskDistribution) -> Tensor | None:
-    """Where both count a pixel, ``[B, *spatial]``; ``None`` when neither has void pixels."""
-    if a.valid is None or b.valid is None:
-        return b.valid if a.valid is None else a.valid
-    return a.valid & b.valid
 
 
 def _same(a: object, b: object, what: str, first: str, second: str) -> None:
