@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -12,6 +14,7 @@ import torch
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.progress import progress
+from ambiseg._util.text import count as count_of
 from ambiseg.data.config import DataConfig
 from ambiseg.data.loader import Batch, seed_of
 from ambiseg.data.module import DataModule
@@ -36,6 +39,7 @@ KINDS: dict[str, tuple[str, str]] = {
 EXAMPLE = "The best-scored image of the quarter in which the {annotator}s differ most."
 MAX_ENTROPY = math.log(2)  # nats, the end of the scale: two classes as likely as each other
 _LIKELY = 0.05  # probability from which on a pixel is shown large, whoever marked it
+_PIXELS = 1 << 24  # of an image that is drawn, at most
 _STRATA, _ANNOTATIONS = 8, 8  # rows of strata and different annotations per case
 
 
@@ -192,8 +196,10 @@ def choose_example(cases: Sequence[CaseScores], key: str) -> str | None:
 
 def make_gallery(
     run: Run, evaluation: Evaluation, count: int, samples: int, data: Mapping[str, Any] | None, quiet: bool
-) -> Gallery:
+) -> Gallery | None:
     """Choose ``count`` cases of each kind and draw ``samples`` masks of every stratum for them.
+
+    Images of more than 4096² pixels are left out, which would take many times their memory; ``None`` if all are such.
 
     Args:
         data: settings of the run's data to change, such as ``root`` for data that have moved.
@@ -213,6 +219,16 @@ def make_gallery(
     scored = {} if region is None else {"eval_size": region.size if region.kind == "middle" else None}
     module = _open_data(run, {**scored, **(data or {})}, names)
     place = {module.cases.names[index]: index for index in module.indices(evaluation.split)}
+    if module.eval_window.size is None:
+        large = {name for name in names if math.prod(module.cases.size_of(place[name])) > _PIXELS}
+        names, first = ([name for name in some if name not in large] for some in (names, first))
+        chosen = {kind: [name for name in some if name not in large] for kind, some in chosen.items()}
+        example = None if example in large else example
+        if large and not quiet:
+            what = f"{count_of(len(large), 'case')} of more than {_PIXELS:,} pixels"
+            print(f"ambiseg: {what} {'is' if len(large) == 1 else 'are'} not drawn", file=sys.stderr)
+        if not names:
+            return None
     scores = {case.name: case for case in evaluation.cases}
     colours = class_colours(evaluation.classes, evaluation.evaluated, evaluation.flipped)
     model = run.model("last" if evaluation.which == "last" else "best")
@@ -309,8 +325,8 @@ def distinct_annotations(annotations: MaskDistribution) -> list[Annotation]:
     labels = annotations.labels[0].numpy()
     if annotations.valid is not None:
         labels = np.where(annotations.valid[0].numpy(), labels, 0)  # void pixels make no difference
-    flat = labels[present].reshape(len(present), -1)
-    _, first, group = np.unique(flat, axis=0, return_index=True, return_inverse=True)
-    members = [present[group.reshape(-1) == k] for k in range(len(first))]
-    found = [Annotation(labels[m[0]], float(mass[m].sum()), len(m)) for m in sorted(members, key=lambda m: m[0])]
+    members: dict[bytes, list[int]] = {}  # by digest: NumPy would sort columns, as many as there are pixels
+    for m in present.tolist():
+        members.setdefault(hashlib.blake2b(np.ascontiguousarray(labels[m]).data).digest(), []).append(m)
+    found = [Annotation(labels[same[0]], float(mass[same].sum()), len(same)) for same in members.values()]
     return sorted(found, key=lambda one: -round(one.weight, 6))

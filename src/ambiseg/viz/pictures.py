@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ambiseg._util.bands import counted, looked_up
+from ambiseg._util.bands import bands, counted, looked_up
 from ambiseg.viz.colours import VOID, heat_colours, palette
 
 _THIN = 0.7  # of a mask that is edge
@@ -88,11 +88,15 @@ def probability(probs: np.ndarray, colours: Sequence[str], ground: bool = True) 
     Args:
         ground: whether class 0 is left clear; what is more likely another class is then more opaque.
     """
-    first = int(ground)
-    mass = probs[first:].sum(0)
-    mixed = np.einsum("chw,cr->rhw", probs[first:], palette(colours)[first:].astype(float)) / np.maximum(mass, 1e-9)
-    alpha = 255 * (mass if ground else np.full_like(mass, 0.85))
-    return np.where(mass >= 0.005, np.concatenate([mixed, alpha[None]]), 0).clip(0, 255).round().astype(np.uint8)
+    first, own = int(ground), palette(colours).astype(float)
+    picture = np.empty((4, *probs.shape[1:]), np.uint8)
+    for band in bands(probs.shape[1], max(1, _AT_ONCE // probs.shape[2])):
+        mass = probs[first:, band].sum(0)
+        mixed = np.einsum("chw,cr->rhw", probs[first:, band], own[first:]) / np.maximum(mass, 1e-9)
+        alpha = 255 * (mass if ground else np.full_like(mass, 0.85))
+        shown = np.where(mass >= 0.005, np.concatenate([mixed, alpha[None]]), 0)
+        picture[:, band] = shown.clip(0, 255).round()
+    return picture
 
 
 def soft(picture: np.ndarray, tone: str | None = None) -> np.ndarray:
