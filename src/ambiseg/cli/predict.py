@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ambiseg._util import terminal
 from ambiseg._util.errors import DataError
+from ambiseg._util.files import Lock
 from ambiseg._util.text import printable
 from ambiseg.cli.options import (
     NODES,
@@ -64,6 +67,8 @@ _SHELL = {  # arguments of functions that error messages name, as they are typed
     'existing="overwrite"': "--overwrite",
     "convert=True": "--convert",
     r"\bwindow=(\d+)": r"--window \1",
+    r"\bper_stratum=(\d+)": r"--per-stratum \1",
+    r"\bsamples=(\d+)": r"--samples \1",
     "set samples instead": "use --samples",
     "for assume_window": "for --assume-window",
     "whose folder extra names": "whose folder --extra names",
@@ -135,16 +140,38 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _predict(arguments: argparse.Namespace) -> int:
     from ambiseg._util.processes import first_process
+
+    out = Path(arguments.out)
+    check_json(arguments)
+    if out.exists() and not out.is_dir():  # before anything is predicted
+        raise DataError(f"{out}: expected a folder to write into, found a file")
+    with _alone(out) if first_process() else nullcontext():
+        return _predict_into(out, arguments)
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """One process writes into ``out``. A folder that was made for it goes again if nothing came of it."""
+    missing = [path for path in (out, *out.parents) if not path.exists()]
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with Lock(out, "prediction"):
+            yield
+    finally:
+        for path in missing:
+            with suppress(OSError):  # there are predictions in it
+                path.rmdir()
+
+
+def _predict_into(out: Path, arguments: argparse.Namespace) -> int:
+    from ambiseg._util.processes import first_process
     from ambiseg._util.progress import reporting
     from ambiseg.prediction import Options, Predictor
     from ambiseg.prediction.inputs import find_inputs
     from ambiseg.prediction.loop import predict_each
     from ambiseg.prediction.writing import target
 
-    out, existing = Path(arguments.out), arguments.existing
-    check_json(arguments)
-    if out.exists() and not out.is_dir():  # before anything is predicted
-        raise DataError(f"{out}: expected a folder to write into, found a file")
+    existing = arguments.existing
     options = Options(**{field.name: getattr(arguments, field.name) for field in fields(Options)})
     found = find_inputs(arguments.images, arguments.dicom, out)
     todo = [one for one in found if target(out, one.name, existing) is not None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ambiseg._util.errors import ConfigError, DataError
+from ambiseg._util.limits import OPTION, max_pixels
+from ambiseg._util.memory import out_of_memory
 from ambiseg._util.text import shape_text
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.folder.settings import plain_names
@@ -28,6 +29,7 @@ from ambiseg.io.source import ReadOptions, Source
 from ambiseg.masks import MaskDistribution
 from ambiseg.methods.base import Method, Noise, Predictive, Stratified, evaluation
 from ambiseg.methods.drawing import draw_noise
+from ambiseg.nn.pixelhead import label_dtype
 from ambiseg.nn.windows import Windows, plan
 from ambiseg.prediction.inputs import read_pixels, with_extra
 from ambiseg.prediction.result import Draw, Options, Prediction, Strata
@@ -35,6 +37,8 @@ from ambiseg.runs import Card, Run, TrainedModel, Which, open_run
 
 _KEPT = 1 << 30  # bytes of features of a volume's slices that are kept between the two passes over them
 _LARGER = 1.1  # sides by which an image may exceed those that the model was validated on
+_BYTES = 60  # of memory for each pixel of the limit, 4 GB: what one prediction takes at most
+_SMALL, _ALWAYS = 1 << 22, 600_000_000  # pixels that always fit; bytes that every prediction takes
 _AT_ONCE = 1 << 24  # numbers that are computed with at a time
 _PER_STRATUM, _SAMPLES = 4, 16  # masks that are drawn unless the options say how many
 
@@ -103,7 +107,38 @@ class Predictor:
             found = f"{source.form} in windows (window=0 takes it whole)" if windows else source.form
             raise DataError(f"{source.path}: expected one image taken whole, found {found}: {self.method.incoherent}")
         with evaluation(self.method), _fits(source):
+            self._check_memory(source)
             return self._predict(_Slices(self, source, windows, progress), name or stem_of(source.path))
+
+    def _check_memory(self, source: Source) -> None:
+        """A ``DataError`` for an image or a volume whose masks would take too much, before anything is computed."""
+        area = math.prod(source.size)
+        pixels, classes, options = source.slices * area, self.method.classes, self.options
+        if pixels <= _SMALL:
+            return
+        channels, most = self.card.channels or source.channels, _BYTES * max_pixels()
+        strata = self._strata(channels)
+        compact = strata > 0 and options.samples is None
+        asked = (options.per_stratum or _PER_STRATUM) if compact else (options.samples or _SAMPLES)
+        each = pixels * torch.empty(0, dtype=label_dtype(classes)).element_size()  # a mask
+        fixed = _ALWAYS + source.nbytes + 4 * channels * area + 4 * (classes + 1) * pixels + each * strata
+        times = strata if compact else 1
+        takes, fits = fixed + each * asked * times, (most - fixed) // each  # how many masks
+        if takes <= most:
+            return
+        found = f"{source.form} with {asked * times} masks, which take about {takes / 1e9:.1f} GB"
+        fewer = f"per_stratum={fits // times}" if compact and fits >= times else f"samples={fits}"
+        hint = f"{fewer} fits" if fits > 0 else "cut it into parts"
+        hint = f"{hint}, or allow more: {OPTION} {-(-takes // _BYTES)}"
+        raise DataError(f"{source.path}: expected masks that fit into {most / 1e9:.1f} GB, found {found}; {hint}")
+
+    def _strata(self, channels: int) -> int:
+        """K, which is known when something is predicted, however small; 0 for methods without strata."""
+        if not self.method.stratum:
+            return 0
+        side = max(2, self.method.multiple)
+        predictive = self.method.predict(torch.zeros(1, channels, side, side, device=self.device))
+        return predictive.weights.shape[1] if isinstance(predictive, Stratified) else 0
 
     def _with_extra(self, source: Source) -> Source:
         """A file's image with the channels that the model needs beside it."""
@@ -333,9 +368,8 @@ def _fits(source: Source) -> Iterator[None]:
     """Turns errors of memory into one line that names the image."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:  # PyTorch's own errors of memory are RuntimeErrors
-        words = "out of memory|can't allocate memory|not enough memory"
-        if isinstance(error, RuntimeError) and not re.search(words, str(error)):
+    except Exception as error:
+        if isinstance(error, DataError) or out_of_memory(error) is None:
             raise
         hint = "smaller windows (window=256) and fewer masks take less"
         message = f"expected an image that fits into memory, found {source.form}; {hint}"
