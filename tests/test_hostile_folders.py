@@ -126,14 +126,13 @@ def test_damaged_settings_and_manifests(root):
             (root / name).unlink()
 
 
-def test_a_name_leads_out_of_no_folder(root):
-    for name in ("../x", "/x", "a/../../x", "..\\x", "n" * 1000):
-        (root / "manifest.json").write_text(json.dumps([{**GOOD, "name": name}]))
-        try:
-            with pytest.raises(DataError, match="expected a name, which may have folders in it, found"):
-                Folder(root)
-        finally:
-            (root / "manifest.json").unlink()
+def test_a_name_is_not_endless(root):
+    (root / "manifest.json").write_text(json.dumps([{**GOOD, "name": "n" * 1000}]))
+    try:
+        with pytest.raises(DataError, match="expected a name of at most 500 characters, found"):
+            Folder(root)
+    finally:
+        (root / "manifest.json").unlink()
 
 
 # -- regular expressions ----------------------------------------------------------------------------------------------

@@ -304,11 +304,12 @@ class PredictedMasks:
 
 
 _Weight = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+_NAME = r"[^/\\]*[^./\\][^/\\]*"  # neither . nor ..
 _Weights = dict[str, dict[str, _Weight]]
 
 
 class _WrittenMask(BaseModel):
-    file: str
+    file: Annotated[str, Field(pattern=f"^{_NAME}(/{_NAME})*$", max_length=1000)]  # in the prediction's own folder
     weight: _Weight
 
 

@@ -26,6 +26,7 @@ _LIKELY: dict[str, tuple[str, ...]] = {
     "images": ("images", "image", "img", "imgs", "scan", "scans", "picture", "pictures", "photo", "photos", "input"),
     "masks": ("masks", "mask", "label", "labels", "seg", "segs", "annotation", "annotations", "gt", "segmentations"),
 }
+_NEAR = 1000  # names that a stray one is compared with
 Named: TypeAlias = dict[str, Path]  # files by the names of their cases
 
 
@@ -233,8 +234,9 @@ def _match(images: Named, masks: dict[str, Named], masks_at: Path, settings: Fol
             listing.report("E103", folder, message, fix)
             continue
         lacking = {image.casefold(): path.name for image, path in images.items() if image not in files}
-        for key in stray:
-            near = get_close_matches(key.casefold(), lacking, 1, 0.7)
+        for number, key in enumerate(stray):
+            compared = list(lacking)[:_NEAR] if number < _NEAR // 50 else []  # each with each would take all day
+            near = get_close_matches(key.casefold(), compared, 1, 0.7)
             found = f"found none; the nearest is {lacking[near[0]]}" if near else "found none"
             listing.report("W102", files[key], f"expected an image named {key!r}, {found}", fix)
     if lost and all(reader in lost for reader, files in masks.items() if files):

@@ -162,7 +162,9 @@ def _add(row: Mapping[str, str], entries: dict[Path, Entry], folder: Path) -> No
         if reader in {mask.reader for mask in masks}:
             raise ValueError(f"expected one mask of reader {reader!r} for {written}, found a second")
         masks += (MaskFile(reader, folder / _slashes(row["mask"], folder), _weight(row.get("weight", ""))),)
-    name = _given_name(row.get("name", "")) or before.name or _name(written, entry.image)
+    name = row.get("name") or before.name or _name(written, entry.image)
+    if len(name) > _NAME:
+        raise ValueError(f"expected a name of at most {_NAME} characters, found {shown(name)}")
     entries[entry.image] = replace(entry, name=name, masks=masks)
 
 
@@ -178,13 +180,6 @@ def _name(written: str, image: Path) -> str:
     stem = image.name if image.is_dir() else stem_of(image)
     folder = Path(written).parent
     return stem if folder.is_absolute() or ".." in folder.parts else (folder / stem).as_posix()
-
-
-def _given_name(name: str) -> str:
-    """A name that files may be named after: none that leads out of a folder."""
-    if len(name) > _NAME or name.startswith("/") or ".." in re.split(r"[/\\]", name):
-        raise ValueError(f"expected a name, which may have folders in it, found {shown(name)}")
-    return name
 
 
 def _weight(text: str) -> float | None:
