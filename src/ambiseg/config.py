@@ -68,7 +68,7 @@ class OptimizerConfig(Settings):
 class EvaluationConfig(Settings):
     """How models are compared while they train, and by default afterwards."""
 
-    samples: int = Field(default=16, ge=1, le=SAMPLES, description="masks per image, drawn in standard form")
+    samples: int = Field(default=16, ge=2, le=SAMPLES, description="masks per image, drawn in standard form")
     protocol: Text = Field(
         default="mose",
         examples=list(PROTOCOLS),
