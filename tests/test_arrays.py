@@ -72,12 +72,55 @@ def test_state_changes_with_the_file(tmp_path):
         ({"name": np.array(["a"] * 5)}, "found some twice"),
         ({"patient": np.array(["a"])}, r"expected one patient for each of 5 cases, found \[1\]"),
         ({"split": np.array([{}], dtype=object)}, "expected an .npz file of plain arrays"),
+        ({"image": IMAGE.astype("U1")}, "expected numbers and class ids, found <U1 and uint8"),
+        ({"masks": MASKS.astype("U1")}, "expected numbers and class ids, found uint8 and <U1"),
+        ({"image": np.zeros((5, 6, 4), "u1,f4")}, "expected numbers and class ids, found "),
+        ({"image": IMAGE[:0], "masks": MASKS[:0]}, r"found \[0, 6, 4\] and \[0, 3, 6, 4\]"),
+        ({"image": IMAGE[:, :0], "masks": MASKS[:, :, :0]}, r"found \[5, 0, 4\] and \[5, 3, 0, 4\]"),
+        ({"image": np.array(1)}, r"found \[\] and \[5, 3, 6, 4\]"),
+        ({"masks": MASKS.astype(np.int64) - 1}, "case 'case-0': expected class ids below 2, found -1"),
+        ({"name": np.array(["a\nb", *"bcde"])}, "name: expected one plain text per case, found others in <U3"),
+        ({"patient": np.array([b"\xff", *[b"x"] * 4])}, "patient: expected one plain text per case"),
+        ({"patient": np.zeros(5, complex)}, "patient: expected one plain text per case"),
     ],
 )
 def test_wrong_arrays_are_named(tmp_path, arrays, message):
     path = write(tmp_path / "d.npz", **arrays)
     with pytest.raises(DataError, match=rf"d\.npz: .*{message}"):
         Arrays(path)
+
+
+def test_values_that_are_not_finite_are_named(tmp_path):
+    images = np.where(np.arange(5)[:, None, None] == 2, np.nan, IMAGE / 255)
+    cases = Arrays(write(tmp_path / "d.npz", image=images))
+    assert cases[1].image.shape == (1, 6, 4)
+    with pytest.raises(DataError, match=r"d\.npz: case 'case-2': expected finite numbers, found nan"):
+        cases[2]
+
+
+def test_order_and_names_of_bytes(tmp_path):
+    plain = Arrays(write(tmp_path / "d.npz"))
+    other = Arrays(
+        write(tmp_path / "e.npz", image=np.asfortranarray(IMAGE), name=np.array([b"a", b"b", b"c", b"d", b"e"]))
+    )
+    assert np.array_equal(plain[3].image, other[3].image)
+    assert other.names[3] == "d"
+
+
+def test_mutated_archives_are_read_or_refused(tmp_path):
+    rng, path = np.random.default_rng(1), write(tmp_path / "d.npz", name=np.array(list("abcde")))
+    written, told = path.read_bytes(), []
+    for _ in range(150):
+        content = bytearray(written)
+        for at in rng.integers(len(content), size=rng.integers(1, 4)):
+            content[at] = rng.integers(256)
+        path.write_bytes(content)
+        try:
+            assert all(case.image.shape == (1, 6, 4) for case in Arrays(path))
+        except DataError as error:
+            told.append(str(error))
+    assert told
+    assert all(text.isprintable() and text.startswith(f"{path}: ") for text in told)
 
 
 def test_files_that_are_no_arrays_are_named(tmp_path):

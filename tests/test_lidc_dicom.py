@@ -170,7 +170,7 @@ def test_damaged_files_are_named(scan, tmp_path):
     path.write_bytes(content[:-100])
     assert refused(scan) == f"{path}: expected DICOM that can be decoded, found damage: the file ends too early"
     path.write_bytes(content[:100])
-    assert refused(scan).startswith(f"{path}: expected a DICOM file, found: ")
+    assert refused(scan).startswith(f"{path}: expected DICOM, found zeros")
     path.rename(path.with_suffix(".dcm.part"))
     assert "found a part of one" in refused(scan)
     path.with_suffix(".dcm.part").rename(path)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from math import prod
 from pathlib import Path
 
 import numpy as np
 
 from ambiseg._util.errors import DataError
+from ambiseg._util.limits import too_large
 from ambiseg._util.npz import read_header
 
 _PARTIAL = (".part", ".crdownload", ".tmp", ".download", ".aria2", ".partial")
@@ -58,14 +60,16 @@ def read_npy(path: Path) -> np.ndarray:
     try:
         with open(path, "rb") as file:
             header = read_header(file)
-            if header.offset + header.nbytes > path.stat().st_size:
-                raise ValueError(f"no values for {list(header.shape)} of {header.dtype}")
-            file.seek(0)
-            array = np.lib.format.read_array(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        found = " ".join(str(error).split()) or "its end"
-    else:
-        if array.dtype.kind in "biuf" and array.size:
-            return array
-        found = f"{array.dtype} of shape {list(array.shape)}"
+            if problem := too_large((prod(header.shape[:-1]), prod(header.shape[-1:])), itemsize=header.dtype.itemsize):
+                raise DataError(f"{path}: {'; '.join(problem)}")
+            if header.dtype.kind in "biuf" and header.dtype.itemsize <= 8 and prod(header.shape):
+                if header.offset + header.nbytes > path.stat().st_size:
+                    raise EOFError
+                file.seek(0)
+                return np.lib.format.read_array(file, allow_pickle=False)
+        found = f"{str(header.dtype)[:80]} of shape {list(header.shape)[:8]}"
+    except DataError:
+        raise
+    except Exception as error:  # a damaged header is a text of Python that fails in any way
+        found = " ".join(str(error).split())[:160] or "its end"
     raise DataError(f"{path}: expected a whole .npy file of numbers, found: {found}")

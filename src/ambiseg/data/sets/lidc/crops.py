@@ -93,6 +93,8 @@ class Crops(Cases):
         if len(set(self.names)) < len(self.names):
             twice = next(name for i, name in enumerate(self.names) if name in self.names[:i])
             raise DataError(f"{source}: expected a name of its own for every case, found {twice!r} twice")
+        if odd := [name for crop in self.crops for name in (crop.name, crop.patient or "-") if not _printable(name)]:
+            raise DataError(f"{source}: expected names of cases and patients in plain text, found {ascii(odd[0])[:80]}")
         known = [crop.known_patient() for crop in self.crops]
         self.patients = [patient or name for patient, name in zip(known, self.names, strict=True)]
         self.patients_known = all(known)
@@ -162,6 +164,10 @@ def check_shapes(where: str, image: Sequence[int], masks: Sequence[int], dtype: 
         raise DataError(f"{where}: expected an image [H, W] and masks [{READERS}, H, W], found {found}")
     if problem := too_large((image[0], image[1]), itemsize=dtype.itemsize):
         raise DataError(f"{where}: {'; '.join(problem)}")
+
+
+def _printable(name: str) -> bool:
+    return 0 < len(name) <= 512 and name.isprintable()
 
 
 def unit_image(image: np.ndarray, where: str, shift: float = 0.0) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +16,9 @@ from ambiseg.data.sets.files import finished_files
 from ambiseg.data.sets.lidc.annotations import Drawing, Scan, database, group, read_database, read_xml
 from ambiseg.data.sets.lidc.crops import LUNG, READERS, Crop, Crops
 from ambiseg.data.sets.nodules.outlines import Outline, bounds, draw
-from ambiseg.io.source import Frugal
 
 SIDE = 128
+_HEADER = 1 << 20  # bytes of a header that may be read; what is not asked for is skipped
 _TAGS = [
     *("Modality", "PatientID", "SeriesInstanceUID", "SOPInstanceUID", "ImagePositionPatient", "SliceLocation"),
     *("PixelSpacing", "Rows", "Columns", "BitsAllocated", "InstanceNumber"),
@@ -164,32 +163,42 @@ def _scans(source: Path, given: Path | None) -> dict[str, Scan]:
 
 def _series(source: Path, scans: dict[str, Scan], progress: Progress | None) -> dict[str, list[_Slice]]:
     """The slices of every series with outlines, from their headers."""
-    from pydicom import dcmread
-    from pydicom.errors import InvalidDicomError
+    from ambiseg.io.source import guard
 
     files = [path for path in finished_files(source.rglob("*")) if has_dicom_name(path)]
     here: dict[str, list[_Slice]] = defaultdict(list)
     seen = 0
     for done, path in enumerate(files, 1):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # LIDC breaks many rules of DICOM, and none of them matters here
-                with Frugal(path, 16 << 20) as content:
-                    header = dcmread(content, stop_before_pixels=True, specific_tags=_TAGS)
-        except Exception as error:  # damaged files fail in more ways than can be listed
-            if path.suffix.lower() == ".dcm" or not isinstance(error, InvalidDicomError):
-                raise DataError(f"{path}: expected a DICOM file, found: {' '.join(str(error).split())[:80]}") from None
-            continue
-        seen += 1
-        if progress is not None:
-            progress(done, len(files))
-        uid = str(header.get("SeriesInstanceUID", ""))
-        if uid in scans and str(header.get("Modality", "CT")) == "CT":
-            here[uid].append(_slice(path, header, scans[uid].patient or uid))
+        with guard(path):  # which also silences: LIDC breaks many rules of DICOM, and none of them matters here
+            header = _header(path)
+            if header is None:
+                continue
+            seen += 1
+            if progress is not None:
+                progress(done, len(files))
+            uid = str(header.get("SeriesInstanceUID", ""))
+            if uid in scans and str(header.get("Modality", "CT")) == "CT":
+                here[uid].append(_slice(path, header, scans[uid].patient or uid))
     if not here:
         found = f"{count(seen, 'DICOM file')} and outlines of {len(scans)} other series"
         raise DataError(f"{source}: expected DICOM files of series with outlines, found {found}")
     return here
+
+
+def _header(path: Path) -> Any:
+    """What is needed of a header; ``None`` for a file that is no DICOM and does not say so by its name."""
+    from pydicom import dcmread
+    from pydicom.errors import InvalidDicomError
+
+    from ambiseg.io.source import Frugal
+
+    try:
+        with Frugal(path, _HEADER) as content:
+            return dcmread(content, stop_before_pixels=True, specific_tags=_TAGS)
+    except InvalidDicomError:
+        if path.suffix.lower() != ".dcm":
+            return None
+        raise ValueError("no DICOM header") from None
 
 
 def has_dicom_name(path: Path) -> bool:
@@ -208,13 +217,16 @@ def _slice(path: Path, header: Any, patient: str) -> _Slice:
         raise DataError(f"{path}: expected {needed:,} bytes of pixels, found {path.stat().st_size:,} in all: cut short")
     position = header.get("ImagePositionPatient")
     z, spacing = position[2] if position else header.get("SliceLocation"), header.get("PixelSpacing")
+    spacing = float(spacing[0]) if spacing else None
+    if not (z is None or abs(float(z)) < 1e6) or not (spacing is None or 1e-3 <= spacing <= 100):  # and not nan
+        raise DataError(f"{path}: expected a position and PixelSpacing in mm, found {str(z)[:40]} and {spacing}")
     return _Slice(
         path,
         sop=str(header.get("SOPInstanceUID", "")),
         z=None if z is None else float(z),
         size=size,
         patient=str(header.get("PatientID", "") or patient),
-        spacing=float(spacing[0]) if spacing else None,
+        spacing=spacing,
     )
 
 
@@ -235,6 +247,9 @@ def _window(slice: _Slice, cluster: Sequence[Drawing], z: float) -> _Window:
     """The window whose middle is that of all outlines on this slice; never beyond the image."""
     drawn = [drawing.slices.get(z, []) for drawing in cluster]
     (left, top), (height, width) = bounds([outline for outlines in drawn for outline in outlines])
+    if min(left, top) < -1 or left + width > slice.size[1] + 1 or top + height > slice.size[0] + 1:
+        found = f"x {left} to {left + width - 1}, y {top} to {top + height - 1}"
+        raise DataError(f"{slice.path}: expected outlines within {slice.size[0]}×{slice.size[1]} pixels, found {found}")
     middle = (2 * left + width) // 2, (2 * top + height) // 2
     x, y = (min(max(m - SIDE // 2, 0), most - SIDE) for m, most in zip(middle, slice.size[::-1], strict=True))
     return _Window(slice, (x, y), drawn)

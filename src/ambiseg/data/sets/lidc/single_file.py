@@ -10,7 +10,7 @@ import numpy as np
 from ambiseg._util.errors import DataError
 from ambiseg._util.text import some
 from ambiseg.data.case import Progress
-from ambiseg.data.sets.arrays import Arrays, load_npz
+from ambiseg.data.sets.arrays import Arrays, load_npz, texts
 from ambiseg.data.sets.lidc.crops import (
     BYTES,
     LUNG,
@@ -108,18 +108,32 @@ class Archive(Crops):
         self.intensity = BYTES if kind == np.uint8 else UNIT if kind.kind == "f" else LUNG
         self.units = "8-bit grey" if kind == np.uint8 else "0 to 1" if kind.kind == "f" else "HU"
         found = load_npz(self.source, (), ("series_uid", *_KEPT))
-        extra = {key: values for key, values in found.items() if len(values) == len(arrays)}
+        extra = {
+            key: self._values(key, values)
+            for key, values in found.items()
+            if values.ndim and len(values) == len(arrays)
+        }
+        series = extra.get("series_uid")
         return [
             Crop(
                 name,
                 place=i,
-                series=str(extra["series_uid"][i]) if "series_uid" in extra else None,
+                series=str(series[i]) if series else None,
                 patient=arrays.patients[i] if arrays.patients is not arrays.names else None,
                 part=None if arrays.declared is None else arrays.declared[i],
-                origin={key: extra[key][i].tolist() for key in _KEPT if key in extra},
+                origin={key: extra[key][i] for key in _KEPT if key in extra},
             )
             for i, name in enumerate(arrays.names)
         ]
+
+    def _values(self, key: str, values: np.ndarray) -> list[Any]:
+        """One for each case, ready for JSON: a text, a number, or a few of them."""
+        if values.dtype.kind in "USO" or key == "series_uid":
+            return texts(self.source, key, values)
+        if values.dtype.kind not in "biuf" or values[0].size > 16 or not np.isfinite(values).all():
+            found = f"{str(values.dtype)[:40]} of shape {list(values.shape)}"
+            raise DataError(f"{self.source}: {key}: expected a few finite numbers per case, found {found}")
+        return values.tolist()
 
     def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         case = self._arrays[index]
