@@ -383,13 +383,3 @@ def read_value(text: str) -> Any:
         return parsing.parse_yaml(text) if text else ""
     except parsing.Mistake:
         return text
-
-
-def read_json(cls: Any, path: Path, text: str | bytes, what: str) -> Any:
-    """A file that this library wrote, checked against its type; :class:`ConfigError` of one line for anything else."""
-    try:
-        text = parsing.decoded(text, what) if isinstance(text, bytes) else text
-        content = parsing.parse_json(text, what, finite=False)  # each schema says whether it takes nan
-    except parsing.Mistake as mistake:
-        raise reading.Unreadable(path, str(mistake)) from None
-    return reading.validated(cls, content, path, what)
