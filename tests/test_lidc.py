@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
 
 from ambiseg._util.errors import DataError
+from ambiseg._util.files import Lock
 from ambiseg.cli import main
 from ambiseg.data.case import Case
 from ambiseg.data.sets.lidc import Options, detect, open_form, prepare, released
@@ -332,3 +334,50 @@ def test_recipes_are_the_papers(recipe):
     assert config.backbone.name == ("unet-light" if recipe == "lidc-light" else "unet")
     assert (optimizer.lr, optimizer.weight_decay, config.trainer.epochs) == (1e-3, 1e-5, 200)
     assert values_of(model.capacity) == [0.5, 1.0]
+
+
+# -- one process, one folder ---------------------------------------------------------------------------------
+
+
+def test_a_second_process_is_refused(tmp_path, capsys):
+    path, out = fakes.write_pickle(tmp_path / "data_lidc.pickle", crops(4), 4), tmp_path / "out"
+    out.mkdir()
+    command = ["data", "prepare", "lidc", str(path), "--out", str(out), "--quiet"]
+    with Lock(out, "preparing"):
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert f"{out}: expected no other process at work there, found preparing by process" in error
+        assert error.count("\n") == 1
+    assert main(command) == 0
+    assert ".ambiseg-lock" not in os.listdir(out)
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path, capsys, monkeypatch):
+    path, out = fakes.write_pickle(tmp_path / "data_lidc.pickle", crops(4), 4), tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.txt").write_text("mine")
+    monkeypatch.setattr(Pickle, "index", lambda *_: pytest.fail("the source is not read"))
+    assert main(["data", "prepare", "lidc", str(path), "--out", str(out), "--quiet"]) == 2
+    assert "expected a store or an empty folder to write one, found thesis.txt" in capsys.readouterr().err
+    assert os.listdir(out) == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("crop", ["0", "-1", "25", "1000000", "x"])
+def test_a_crop_that_no_image_has_is_refused(tmp_path, capsys, crop):
+    path, out = fakes.write_pickle(tmp_path / "data_lidc.pickle", crops(4), 4), tmp_path / "out"
+    try:
+        code = main(["data", "prepare", "lidc", str(path), "--out", str(out), f"--crop={crop}", "--quiet"])
+    except SystemExit as stop:  # of the parser
+        code = stop.code
+    assert code == 2
+    error = capsys.readouterr().err
+    assert "crop" in error
+    assert error.count("\n") == 1
+    assert not out.exists()
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.pickle")
+    with pytest.raises(DataError, match=r"pipe\.pickle: expected a file or folder of LIDC, found none"):
+        prepare(tmp_path / "pipe.pickle", tmp_path / "out", form="pickle")
+    assert not (tmp_path / "out").exists()

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ambiseg._util.errors import DataError
+from ambiseg._util.files import Lock, contents, made
 from ambiseg._util.reading import Unreadable, open_regular
 from ambiseg._util.text import did_you_mean, some
 from ambiseg._util.walking import walk
@@ -19,7 +20,7 @@ from ambiseg.data.sets.lidc.dicom import Dicom, has_dicom_name
 from ambiseg.data.sets.lidc.folders import Npy, Png, part_folders
 from ambiseg.data.sets.lidc.hdf5 import Hdf5
 from ambiseg.data.sets.lidc.single_file import Archive, Pickle
-from ambiseg.data.store import Store, state_of
+from ambiseg.data.store import FILES, Store, state_of
 
 __all__ = ["FORMS", "Crops", "Options", "detect", "open_form", "prepare"]
 
@@ -109,8 +110,11 @@ def open_form(form: str, source: Path, options: Options, progress: Progress | No
     """The cases of ``source``, each read when it is asked for."""
     if form not in FORMS:
         raise DataError(f"form: expected one of {', '.join(FORMS)}, found {form!r}{did_you_mean(form, FORMS)}")
-    if not source.exists():
-        raise DataError(f"{source}: expected a file or folder of LIDC, found nothing there")
+    if not source.is_file() and not source.is_dir():  # a pipe would be waited for
+        found = "none" if source.exists() else "nothing there"
+        raise DataError(f"{source}: expected a file or folder of LIDC, found {found}")
+    if options.crop is not None and options.crop < 1:
+        raise DataError(f"crop: expected at least 1 pixel, found {options.crop}")
     if options.align and not FORMS[form].from_v1:
         aligned = ", ".join(name for name, each in FORMS.items() if each.from_v1)
         raise DataError(f"align: expected a form that was made from the v1 pickle ({aligned}), found {form}")
@@ -143,6 +147,8 @@ def prepare(
         reporting: called with the name of a step, a context that gives a callback of (done, total).
     """
     options, place, folder = options or Options(), Path(source), Path(folder)
+    if foreign := sorted({*contents(folder)} - FILES):  # before the source is read, which may take long
+        raise DataError(f"{folder}: expected a store or an empty folder to write one, found {foreign[0]}")
     if form is None:
         form, place = detect(place)
     with reporting("indexing") as progress:
@@ -154,6 +160,6 @@ def prepare(
         raise DataError(
             f"{folder}: expected an empty folder, or an interrupted conversion of this data; found another store"
         )
-    with reporting("converting") as progress:
+    with made(folder), Lock(folder, "preparing"), reporting("converting") as progress:
         store = Store.build(cases, folder, progress)
     return store, cases
