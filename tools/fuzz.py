@@ -18,6 +18,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -196,6 +197,7 @@ def table(outcomes: list[dict[str, Any]]) -> str:
 
 def main() -> int:
     given = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through what removes the files that were made
     if given.worker:
         worker(given)
         return 0

@@ -140,6 +140,7 @@ def _forked(arguments: list[str], sandbox: Sandbox, out: Path, err: Path, entry:
     try:
         os.setsid()
         atexit._clear()  # what the parent has to do at its end
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         for number, path, how in ((0, os.devnull, os.O_RDONLY), (1, out, flags), (2, err, flags)):
             file = os.open(path, how, 0o644)
