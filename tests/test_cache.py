@@ -344,6 +344,23 @@ def test_what_a_killed_cleaning_left_is_removed(cache):
     assert not (cache / ".removed-0123").exists()
 
 
+def test_what_was_left_in_the_last_moment_is_removed(cache):
+    """Between store.json, which makes the store whole, and the removal of its draft."""
+    store = open_cached(Shapes(count=4, size=16))
+    assert isinstance(store, Store)
+    for name in ("draft.json", "draft.jsonl"):
+        (store.folder / name).write_text("{}")
+    open_cached(Shapes(count=4, size=16))
+    assert {path.name for path in store.folder.iterdir()} == {
+        "store.json",
+        "cases.jsonl",
+        "images.bin",
+        "regions.bin",
+        "lock",
+        "used",
+    }
+
+
 def test_a_folder_of_somebody_else_is_left_alone(cache):
     open_cached(Shapes(count=4, size=16))
     (made(cache / "thesis" / "thesis.tex")).write_text("years of work")

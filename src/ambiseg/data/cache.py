@@ -28,7 +28,7 @@ from ambiseg._util.errors import ConfigError, DataError
 from ambiseg._util.processes import first_process
 from ambiseg._util.text import printable
 from ambiseg.data.case import Cases, Progress, digest
-from ambiseg.data.store import FILES, Store
+from ambiseg.data.store import FILES, Store, tidy
 
 USER = "user"
 _LIMIT = 20.0  # GB
@@ -113,6 +113,7 @@ def _open(folder: Path) -> Store | None:
     store.hold = hold
     with suppress(OSError):  # a cache that may be read only
         os.utime(folder / "used")
+        tidy(folder)
     return store
 
 

@@ -211,7 +211,7 @@ class Store(Cases):
         with made(folder), named(folder), FileLock(folder / "lock"):  # released when the process ends, however it ends
             sweep(folder)
             if state_of(folder) == state:
-                _remove(folder, _DRAFT, _JOURNAL)  # of a process that was killed in its last moment
+                tidy(folder)
                 return Store(folder)
             try:
                 _write(cases, folder, state, progress)
@@ -273,6 +273,11 @@ def _write(cases: Cases, folder: Path, state: str, progress: Progress | None) ->
     }
     _write_lines(folder / "cases.jsonl", lines)
     write_text(folder / "store.json", json.dumps(header, indent=1, ensure_ascii=False) + "\n")
+    tidy(folder)
+
+
+def tidy(folder: Path) -> None:
+    """Remove what belongs to no finished store; a process that is killed in its last moment leaves it."""
     _remove(folder, _DRAFT, _JOURNAL)
 
 
