@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 DRAFT = ".ambiseg-"
+_PYTHONS = "tmp/pymp-"  # sockets of Python's own, by which data come from workers: a kill leaves them
 _CHANGING = {"started", "git"}  # in JSON: when, and by which version of the source
 _TIME = re.compile(rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?([+-]\d\d:?\d\d)?")
 _RUN = ("config.yaml", "split.json", "run.json")
@@ -33,7 +34,8 @@ def drafts(names: Iterable[str]) -> list[str]:
 
 def differences(found: Path, wanted: Path, beside: Iterable[str] = ()) -> list[str]:
     """How a folder differs from another in one line each; ``beside``: beginnings of names that do not count."""
-    has, needs = ({name for name in tree(one) if not name.startswith(tuple(beside))} for one in (found, wanted))
+    beside = (*beside, _PYTHONS)
+    has, needs = ({name for name in tree(one) if not name.startswith(beside)} for one in (found, wanted))
     lines = [f"left over: {name}" for name in sorted(has - needs)] + [
         f"missing: {name}" for name in sorted(needs - has)
     ]
