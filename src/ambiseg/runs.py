@@ -225,7 +225,7 @@ class Run:
         """
         about = {
             "format": _FORMAT,
-            "command": command,
+            "command": [word.encode(errors="backslashreplace").decode() for word in command],  # bytes that are no text
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "seed": config.seed,
             "precision": precision or config.trainer.precision,
