@@ -36,6 +36,7 @@ LAYERS = [
     "data.rules",
     "data.splits",
     "data.loader",
+    "data.stored",
     "data.store",
     "data.cache",
     "data.sets",

@@ -20,11 +20,9 @@ from dataclasses import asdict
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator, with_config
-from typing_extensions import NotRequired, TypedDict  # pydantic needs it before Python 3.12
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import contents, made, named, sweep, write_text
@@ -32,93 +30,16 @@ from ambiseg._util.limits import too_large
 from ambiseg._util.parsing import shown
 from ambiseg._util.reading import Unreadable, read_json, read_json_lines, validated
 from ambiseg._util.text import shape_text
-from ambiseg.data.case import Case, Cases, Decoded, Extra, Flip, Progress, Reading, digest
-from ambiseg.data.intensity import Intensity
+from ambiseg.data.case import Case, Cases, Decoded, Progress, digest
 from ambiseg.data.splits import combine
+from ambiseg.data.stored import ALIGN, Header, Line, Pixels
 
 _FORMAT = "ambiseg.Store/1"
-_ALIGN = 64
 _DRAFT, _JOURNAL = "draft.json", "draft.jsonl"
 _PIXELS = {"image": "images.bin", "regions": "regions.bin"}
 FILES = {*_PIXELS.values(), "cases.jsonl", "store.json", _DRAFT, _JOURNAL, "lock", "used"}
 """Names of the files in a store's folder."""
 _AGAIN = "remove the folder and build it again"
-
-
-# -- what the files hold ----------------------------------------------------------------------------------------------
-
-_Length = Annotated[int, Field(ge=1, le=1 << 40)]
-
-
-class _Pixels(TypedDict):
-    """Where the pixels of a case are in one of the two files."""
-
-    dtype: Annotated[str, Field(pattern=r"^([|<>][bui]1|[<>][uif][248])$")]
-    shape: Annotated[list[_Length], Field(min_length=2, max_length=3)]
-    at: Annotated[int, Field(ge=0, le=1 << 50, multiple_of=_ALIGN)]
-
-
-class _Regions(_Pixels):
-    dtype: Annotated[str, Field(pattern=r"^([|<>]u1|[<>]u[248])$")]  # type: ignore[misc]
-    shape: Annotated[list[_Length], Field(min_length=2, max_length=2)]
-
-
-class _Image(_Pixels):
-    shape: Annotated[list[_Length], Field(min_length=3, max_length=3)]
-
-
-@with_config(ConfigDict(extra="forbid"))
-class _Line(TypedDict):
-    """One case in ``cases.jsonl`` and ``draft.jsonl``; the latter's lines are signed."""
-
-    name: str
-    patient: str
-    declared: str | None
-    readers: Annotated[list[str], Field(min_length=1)]
-    weights: list[Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None
-    void: list[bool] | None
-    ids: Annotated[str, Field(pattern=r"^([|<>][bui]1|[<>][ui][248])$")]
-    table: Annotated[list[int], Field(min_length=1)]
-    image: _Image
-    regions: _Regions
-    image_digest: str
-    digest: str
-    origin: NotRequired[dict[str, Any]]
-    observed: NotRequired[Any]  # until the cases are settled
-    signature: NotRequired[str]
-
-
-class _Header(BaseModel):
-    """``store.json``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    format: Literal["ambiseg.Store/1"]
-    state: str
-    title: str
-    classes: Annotated[tuple[str, ...], Field(min_length=1, max_length=1 << 16)]
-    evaluated: tuple[Annotated[int, Field(ge=0)], ...]
-    channels: Annotated[int, Field(ge=1, le=1 << 16)]
-    intensity: Intensity
-    units: str = ""
-    reading: Reading = Reading()
-    count: Annotated[int, Field(ge=0)]
-    patients_known: bool = True
-    patients_assumed: str = ""
-    group: str = Cases.group
-    annotator: str = Cases.annotator
-    fingerprint: str | None = None
-    about: dict[str, Any] = {}
-    extra: Extra | None = None
-    flips: tuple[Flip, ...] = ()
-
-    @model_validator(mode="after")
-    def _known_classes(self) -> _Header:
-        flipped = (id for flip in self.flips for id in (flip.source, flip.target))
-        for id in (*self.evaluated, *flipped):
-            if not 0 <= id < len(self.classes):
-                raise ValueError(f"expected class ids below {len(self.classes)}, found {id}")
-        return self
 
 
 # -- stores -----------------------------------------------------------------------------------------------------------
@@ -148,7 +69,7 @@ class Store(Cases):
         self.group, self.annotator = header.group, header.annotator
         self.fingerprint, self._state, self._about = header.fingerprint, header.state, header.about
         path = self.folder / "cases.jsonl"
-        self._lines: list[_Line] = _lines_of(path)
+        self._lines: list[Line] = _lines_of(path)
         self._checked: set[int] = set()
         if len(self._lines) != header.count:
             raise DataError(f"{path}: expected {header.count} cases, found {len(self._lines)}; {_AGAIN}")
@@ -286,9 +207,9 @@ def _remove(folder: Path, *names: str) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _complete_lines(folder: Path) -> list[_Line]:
+def _complete_lines(folder: Path) -> list[Line]:
     """The cases of an interrupted store up to the first whose line or pixels are not as they were written."""
-    lines: list[_Line] = []
+    lines: list[Line] = []
     sizes = {which: _size(folder / name) for which, name in _PIXELS.items()}
     for line in _lines_of(folder / _JOURNAL, interrupted=True) if _size(folder / _JOURNAL) else []:
         signed = line.pop("signature", "") == _signature(line)
@@ -304,17 +225,17 @@ def _complete_lines(folder: Path) -> list[_Line]:
     return lines
 
 
-def _signed(line: _Line) -> _Line:
+def _signed(line: Line) -> Line:
     """A line of the journal with a hash of its content: what is continued was not changed in between."""
     return {**line, "signature": _signature(line)}
 
 
-def _signature(line: _Line) -> str:
+def _signature(line: Line) -> str:
     as_read = json.loads(json.dumps(line))  # JSON has numbers as texts
     return digest(json.dumps(as_read, sort_keys=True))
 
 
-def _line(decoded: Decoded, images: BinaryIO, regions: BinaryIO) -> _Line:
+def _line(decoded: Decoded, images: BinaryIO, regions: BinaryIO) -> Line:
     case = decoded.case
     ids, table = _table(case)
     return {
@@ -340,7 +261,7 @@ def _table(case: Case) -> tuple[str, list[int]]:
 
 
 def _put(file: BinaryIO, array: np.ndarray) -> Any:
-    file.write(b"\0" * (-file.tell() % _ALIGN))
+    file.write(b"\0" * (-file.tell() % ALIGN))
     at = file.tell()
     array = np.ascontiguousarray(array)
     file.write(array.data)
@@ -354,7 +275,7 @@ def _mapped(folder: Path) -> dict[str, np.ndarray]:
     return {which: np.memmap(path, np.uint8, "r") if _size(path) else empty for which, path in paths.items()}
 
 
-def _case(line: _Line, pixels: Mapping[str, np.ndarray]) -> Case:
+def _case(line: Line, pixels: Mapping[str, np.ndarray]) -> Case:
     def array(which: str) -> np.ndarray:
         # The bare array: np.memmap's own bookkeeping makes every slice several times as slow.
         flat = pixels[which][line[which]["at"] : _end([line], which)].view(np.ndarray)
@@ -373,7 +294,7 @@ def _case(line: _Line, pixels: Mapping[str, np.ndarray]) -> Case:
     )
 
 
-def _check(line: _Line, pixels: Mapping[str, np.ndarray], folder: Path, classes: int | None = None) -> None:
+def _check(line: Line, pixels: Mapping[str, np.ndarray], folder: Path, classes: int | None = None) -> None:
     """:class:`DataError` unless a line fits its pixels: places, sizes, regions that the table has, known classes."""
     image, regions = line["image"]["shape"], line["regions"]["shape"]
     M, rows = len(line["readers"]), len(line["table"]) // len(line["readers"])
@@ -405,23 +326,23 @@ def _check(line: _Line, pixels: Mapping[str, np.ndarray], folder: Path, classes:
         refuse("cases.jsonl", f"class ids below {classes}", f"{ids.min()} to {ids.max()}")
 
 
-def _end(lines: Sequence[_Line], which: str) -> int:
+def _end(lines: Sequence[Line], which: str) -> int:
     """The byte after the last pixel of these cases."""
     if not lines:
         return 0
-    place: _Pixels = lines[-1][which]
+    place: Pixels = lines[-1][which]
     return place["at"] + np.dtype(place["dtype"]).itemsize * prod(place["shape"])
 
 
-def _lines_of(path: Path, interrupted: bool = False) -> list[_Line]:
-    return list(read_json_lines(path, _Line, "one case", interrupted))
+def _lines_of(path: Path, interrupted: bool = False) -> list[Line]:
+    return list(read_json_lines(path, Line, "one case", interrupted))
 
 
-def _write_lines(path: Path, lines: Sequence[_Line]) -> None:
+def _write_lines(path: Path, lines: Sequence[Line]) -> None:
     write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _header(folder: Path) -> _Header | None:
+def _header(folder: Path) -> Header | None:
     path = folder / "store.json"
     try:
         content = read_json(path, "a store")
@@ -435,7 +356,7 @@ def _header(folder: Path) -> _Header | None:
             f"{path}: expected a store of format {_FORMAT}, found {found if isinstance(found, str) else shown(found)}"
         )
     try:
-        return validated(_Header, content, path, "a store")
+        return validated(Header, content, path, "a store")
     except Unreadable as error:
         raise DataError(f"{error}; {_AGAIN}") from None
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.files import atomic_write
-from ambiseg.training import scan
 from ambiseg.training.module import TrainingModule
+from ambiseg.training.scan import check as check_pickle
 from ambiseg.weights import check_finite, check_names
 
 Write = Callable[[BinaryIO], Any]
@@ -124,7 +124,7 @@ def _check_archive(path: Path) -> None:
             if entry.filename.endswith(".pkl"):
                 if entry.file_size > _MOST:
                     raise ValueError(f"{entry.filename} has more than {_MOST} bytes")
-                scan.check(archive.read(entry))
+                check_pickle(archive.read(entry))
         if wrong := archive.testzip():
             raise ValueError(f"the checksum of {wrong} is another")
 
