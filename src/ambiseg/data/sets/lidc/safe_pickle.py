@@ -19,33 +19,44 @@ dictionary and each array can be read alone. The C unpickler cannot do this: its
 from __future__ import annotations
 
 import codecs
-import math
 import pickle
 import re
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from ambiseg._util.errors import DataError
+from ambiseg.data.sets.lidc.pickle_values import (
+    DEEP,
+    HOLDERS,
+    DType,
+    Form,
+    Function,
+    Keyed,
+    Listed,
+    Span,
+    StoredArray,
+    bytes_of,
+    kind,
+    plain_dtype,
+    text_of,
+)
+
+__all__ = ["Span", "StoredArray", "index", "kind", "text_of"]
 
 _LONG = 512  # texts and bytes longer than this are left in the file
 _LINE = 1 << 26  # bytes of a line that is left in the file: an image of protocol 0
 _NUMBER = 8  # bytes of an integer
-_DEEP = 16  # lists and dictionaries in each other; those of LIDC are 3 deep
 _SOME, _BYTES_PER_STEP, _MOST = 1 << 17, 32, 1 << 23  # steps; the 15,096 cases of LIDC take 3 million in 3 GB
 _KNOWN = re.compile(
     r"numpy(\.core|\._core)?\.(multiarray\._reconstruct|multiarray\.scalar|numeric\._frombuffer|ndarray|dtype)"
     r"|(builtins|__builtin__)\.(dict|bytes|str|unicode)|collections\.OrderedDict|_codecs\.encode"
     r"|(pydicom\.uid|dicom\.UID)\.UID"
 )
-_DTYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|[SU][1-9]\d{0,2})")  # others are slow to parse, or are records
-
-_NOTHING = np.dtype(np.uint8)  # of an array that was not filled
 
 
 def index(path: Path) -> Any:
@@ -80,152 +91,6 @@ def index(path: Path) -> Any:
 def _plain(error: Exception) -> str:
     """The text of an error without what a file may have put into it: line ends, controls, half characters."""
     return str(error)[:120].encode("unicode_escape").decode()
-
-
-# -- values ----------------------------------------------------------------------------------------------------
-
-
-class Form(NamedTuple):
-    """How texts and bytes are written: what decodes them, and the most bytes that one character takes."""
-
-    decode: Callable[[bytes], bytes | str]
-    most: int = 1
-
-
-@dataclass(eq=False, slots=True)
-class Span:
-    """Bytes that are left in the file: ``count`` of them from ``start``, in some form."""
-
-    start: int
-    count: int
-    form: Form
-
-    def read(self, file: BinaryIO) -> bytes:
-        file.seek(self.start)
-        content = file.read(self.count)
-        if len(content) < self.count:
-            raise EOFError
-        return _bytes_of(self.form.decode(content))
-
-
-@dataclass(eq=False, slots=True)
-class StoredArray:
-    """An array that is still in the file."""
-
-    dtype: np.dtype = _NOTHING
-    shape: tuple[int, ...] = (0,)
-    fortran: bool = False
-    content: Span | bytes = b""
-
-    def read(self, file: BinaryIO) -> np.ndarray:
-        """The array itself. ``ValueError`` where the file has another number of bytes than its shape needs."""
-        content = self.content.read(file) if isinstance(self.content, Span) else self.content
-        if len(content) != self.dtype.itemsize * math.prod(self.shape):
-            raise ValueError(f"{len(content)} bytes where {list(self.shape)} {self.dtype} needs another number")
-        return np.frombuffer(content, self.dtype).reshape(self.shape, order="F" if self.fortran else "C")
-
-    def set(self, shape: Any, kind: Any, fortran: Any, content: Any) -> StoredArray:
-        if not isinstance(kind, _DType) or not isinstance(content, Span | bytes | str):
-            raise ValueError("an array of Python objects")
-        if not isinstance(shape, _List) or len(shape) > 8 or not all(type(n) is int and n >= 0 for n in shape):
-            raise ValueError("an array of no shape")
-        content = content if isinstance(content, Span) else _bytes_of(content)
-        size = kind.dtype.itemsize * math.prod(shape)
-        found, most = (content.count, content.form.most) if isinstance(content, Span) else (len(content), 1)
-        if not size <= found <= size * most + 2 * (most > 1):  # 2: the quotes of some forms
-            raise ValueError(f"an array of shape {list(shape)} and {kind.dtype} in {found:,} bytes")
-        self.dtype, self.shape, self.fortran, self.content = kind.dtype, tuple(shape), bool(fortran), content
-        return self
-
-
-@dataclass(eq=False, slots=True)
-class _DType:
-    """A dtype that can still change: a pickle has its byte order after its name."""
-
-    dtype: np.dtype
-
-
-@dataclass(frozen=True, slots=True)
-class _Function:
-    """One of the known functions; only its name is kept."""
-
-    name: str
-
-
-class _List(list):
-    """A list or tuple: how deep the containers in it are, and whether it is in one itself."""
-
-    __slots__ = ("depth", "placed")
-
-    def __init__(self, items: Sequence[Any] = ()) -> None:
-        list.__init__(self, items)
-        self.depth, self.placed = _depth(items), False
-
-    def add(self, items: Sequence[Any]) -> None:
-        self.depth = max(self.depth, _depth(items))
-        if self.placed:  # asked last: it may be among the items
-            raise ValueError("a list that grows in another")
-        self.extend(items)
-
-
-class _Dict(dict):
-    """The same for a dictionary. Its keys are texts: bytes, as Python 2 has them, and whole numbers become texts."""
-
-    __slots__ = ("depth", "placed")
-
-    def __init__(self, items: Sequence[Any] = ()) -> None:
-        self.depth, self.placed = 0, False
-        self.add(items)
-
-    def add(self, items: Sequence[Any]) -> None:
-        """Keys and values in turn."""
-        values = items[1::2]
-        self.depth = max(self.depth, _depth(values))
-        if self.placed:
-            raise ValueError("a dictionary that grows in another")
-        for key, value in zip(items[::2], values, strict=True):
-            if not isinstance(key, str):
-                if not isinstance(key, bytes | int):
-                    raise ValueError("a key that is neither a text nor a whole number")
-                key = text_of(key)
-            self[key] = value
-
-
-_HOLDERS = (_List, _Dict)  # once: a union of types is slow to make
-
-
-def _depth(items: Sequence[Any]) -> int:
-    """How deep containers are that hold ``items``, which must not change from here on."""
-    depth = 0
-    for item in items:
-        if isinstance(item, _HOLDERS):
-            item.placed = True
-            depth = max(depth, item.depth + 1)
-    if depth > _DEEP:
-        raise ValueError("values in each other, deeper than a data set has them")
-    return depth
-
-
-def kind(value: Any) -> str:
-    """What a value is called in messages."""
-    ours = {_List: "list", _Dict: "dictionary", StoredArray: "array", Span: "long text", _DType: "dtype"}
-    return {**ours, _Function: "function"}.get(type(value), type(value).__name__)
-
-
-def text_of(value: str | bytes | int) -> str:
-    """A text, which Python 2 wrote as bytes."""
-    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
-
-
-def _bytes_of(content: bytes | str) -> bytes:
-    return content.encode("latin-1") if isinstance(content, str) else content
-
-
-@cache
-def _dtype(code: str) -> np.dtype:
-    if not _DTYPE.fullmatch(code):
-        raise ValueError(f"an array of {code[:40]!r}")
-    return np.dtype(code)
 
 
 # -- the machine ---------------------------------------------------------------------------------------------
@@ -271,7 +136,7 @@ class _Machine:
     # -- stack and memo
 
     def mark(self) -> None:
-        if len(self.below) >= _DEEP:
+        if len(self.below) >= DEEP:
             raise ValueError("marks in each other, deeper than a data set has them")
         self.below.append(self.stack)
         self.stack = []
@@ -306,7 +171,7 @@ class _Machine:
     def add(self, items: list[Any]) -> None:
         """Put items into the list or dictionary on top."""
         made = self.stack[-1]
-        if not isinstance(made, _HOLDERS):
+        if not isinstance(made, HOLDERS):
             raise ValueError("values that are put into something that holds none")
         made.add(items)
 
@@ -350,37 +215,37 @@ class _Machine:
             raise ValueError("a function whose name is no text")
         if not _KNOWN.fullmatch(known := f"{module}.{name}"):
             raise _RefusedCallError(known)
-        self.stack.append(_Function(known))
+        self.stack.append(Function(known))
 
     def instance(self) -> None:
         raise _RefusedCallError(".".join(text_of(self.line(_LONG)) for _ in range(2)))
 
     def call(self) -> None:
         function, arguments = self.pop(2)
-        if not isinstance(function, _Function) or not isinstance(arguments, _List):
+        if not isinstance(function, Function) or not isinstance(arguments, Listed):
             raise ValueError("a call of something that is not a function")
         self.stack.append(self.made(function.name, arguments))
 
-    def made(self, name: str, arguments: _List) -> Any:
+    def made(self, name: str, arguments: Listed) -> Any:
         """What a call of a known function makes."""
         match name.rpartition(".")[2], arguments:
-            case "_reconstruct", (_Function(), _, _):
+            case "_reconstruct", (Function(), _, _):
                 return StoredArray()
             case "_frombuffer", (content, kind, shape, order):
                 return StoredArray().set(shape, kind, isinstance(order, str) and order == "F", content)
             case "dtype", (str() | bytes() as code, *_):
-                return _DType(_dtype(text_of(code)))
-            case "scalar", (_DType() as kind, bytes() | str() as content):
-                return np.frombuffer(_bytes_of(content), kind.dtype, 1)[0].item()
+                return DType(plain_dtype(text_of(code)))
+            case "scalar", (DType() as kind, bytes() | str() as content):
+                return np.frombuffer(bytes_of(content), kind.dtype, 1)[0].item()
             case "encode", (Span() | str() as text, "latin1" | "latin-1"):  # how protocols 0 to 2 write bytes
-                return text if isinstance(text, Span) else _bytes_of(text)
+                return text if isinstance(text, Span) else bytes_of(text)
             case "dict" | "OrderedDict", ():
-                return _Dict()
-            case "dict" | "OrderedDict", (_List() as pairs,):  # how Python 2 writes an OrderedDict
+                return Keyed()
+            case "dict" | "OrderedDict", (Listed() as pairs,):  # how Python 2 writes an OrderedDict
                 self.spend(len(pairs))  # a list that is made once can be taken many times
-                if not all(isinstance(pair, _List) and len(pair) == 2 for pair in pairs):
+                if not all(isinstance(pair, Listed) and len(pair) == 2 for pair in pairs):
                     raise ValueError("a dictionary of something else than keys and values")
-                return _Dict([one for pair in pairs for one in pair])
+                return Keyed([one for pair in pairs for one in pair])
             case "bytes", ():  # how protocols 0 to 2 write empty bytes
                 return b""
             case "str" | "unicode" | "UID", (str() as text,):  # UID: pydicom's subclass of str
@@ -391,7 +256,7 @@ class _Machine:
         state, made = self.stack.pop(), self.stack[-1]
         if isinstance(made, str):
             return  # a subclass of str may have a state, which is not needed
-        if not isinstance(state, _List) or not isinstance(made, StoredArray | _DType):
+        if not isinstance(state, Listed) or not isinstance(made, StoredArray | DType):
             raise ValueError("a state of its own")
         if isinstance(made, StoredArray):
             made.set(*state[-4:])
@@ -456,17 +321,17 @@ _STEPS: dict[bytes, Callable[[_Machine], Any]] = {
     pickle.BINBYTES8: lambda m: m.counted(8, _BYTES),
     pickle.BYTEARRAY8: lambda m: m.counted(8, _BYTES),
     # containers
-    pickle.EMPTY_LIST: lambda m: m.stack.append(_List()),
-    pickle.EMPTY_TUPLE: lambda m: m.stack.append(_List()),
-    pickle.LIST: lambda m: m.marked(_List),
-    pickle.TUPLE: lambda m: m.marked(_List),
-    pickle.TUPLE1: lambda m: m.stack.append(_List(m.pop(1))),
-    pickle.TUPLE2: lambda m: m.stack.append(_List(m.pop(2))),
-    pickle.TUPLE3: lambda m: m.stack.append(_List(m.pop(3))),
+    pickle.EMPTY_LIST: lambda m: m.stack.append(Listed()),
+    pickle.EMPTY_TUPLE: lambda m: m.stack.append(Listed()),
+    pickle.LIST: lambda m: m.marked(Listed),
+    pickle.TUPLE: lambda m: m.marked(Listed),
+    pickle.TUPLE1: lambda m: m.stack.append(Listed(m.pop(1))),
+    pickle.TUPLE2: lambda m: m.stack.append(Listed(m.pop(2))),
+    pickle.TUPLE3: lambda m: m.stack.append(Listed(m.pop(3))),
     pickle.APPEND: lambda m: m.add(m.pop(1)),
     pickle.APPENDS: lambda m: m.add(m.pop_mark()),
-    pickle.EMPTY_DICT: lambda m: m.stack.append(_Dict()),
-    pickle.DICT: lambda m: m.marked(_Dict),
+    pickle.EMPTY_DICT: lambda m: m.stack.append(Keyed()),
+    pickle.DICT: lambda m: m.marked(Keyed),
     pickle.SETITEM: lambda m: m.add(m.pop(2)),
     pickle.SETITEMS: lambda m: m.add(m.pop_mark()),
     # memo

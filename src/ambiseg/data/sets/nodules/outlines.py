@@ -172,12 +172,11 @@ def load(path: Path = PACKED) -> tuple[Nodule, ...]:
         with open(path, "rb") as handle, np.load(handle, allow_pickle=False) as file:
             if file["format"].item().decode() != FORMAT:
                 raise ValueError(f"expected {FORMAT}, found {file['format'].item().decode()}")
-            arrays = {name: file[name] for name in ARRAYS}
+            return tuple(_unpack({name: file[name] for name in ARRAYS}))
     except FileNotFoundError:
         raise DataError(f"{path}: expected the packed outlines of the nodules, found no such file") from None
     except Exception as error:  # a damaged archive fails in more ways than can be listed: zip, headers, keys
         raise DataError(f"{path}: cannot be read as packed outlines: {error}") from None
-    return tuple(_unpack(arrays))
 
 
 def _unpack(arrays: Mapping[str, np.ndarray]) -> list[Nodule]:
