@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from ambiseg import cli
+from ambiseg._util.files import LOCK
 from ambiseg.data.loader import seed_of
 from ambiseg.data.module import DataModule
 from ambiseg.evaluation import evaluate
@@ -107,3 +108,39 @@ def test_two_processes_predict_as_one_does(tmp_path):
     assert len({path.parent for path in files}) == 3
     for path in files:
         assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "two" / path).read_bytes(), path
+
+
+KILLED = """
+import os, signal, sys
+from ambiseg.cli import _spin_briefly, main
+_spin_briefly()
+from ambiseg.training.module import TrainingModule
+plain = TrainingModule.training_step
+def step_or_die(self, batch, batch_idx):
+    if (self.current_epoch, batch_idx, str(self.global_rank)) == (1, 1, sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plain(self, batch, batch_idx)
+TrainingModule.training_step = step_or_die
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_when_one_of_two_is_killed_the_other_ends_with_one_line(tmp_path, rank):
+    (tmp_path / "killed.py").write_text(KILLED)
+    settings = [*TINY, "--trainer.devices=2", "--trainer.threads=1", "--quiet"]
+    command = [sys.executable, "killed.py", str(rank), "train", "demo", *settings, "--out", "run"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, stderr=subprocess.PIPE) as process:
+        _, said = process.communicate(timeout=240)  # which waits for the other one as well: it has the same stream
+    if rank == 0:
+        assert (process.returncode, said) == (-signal.SIGKILL, "")
+    else:
+        line = "ambiseg: process 2 of 2 was ended by signal 9; go on with: ambiseg train --resume run\n"
+        assert (process.returncode, said) == (2, line)
+        assert not (tmp_path / "run" / LOCK).exists()
+    assert len(Run(tmp_path / "run").history) == 1
+    one = ["--trainer.devices=1", "--quiet"]
+    assert cli.main(["train", "--resume", str(tmp_path / "run"), *one]) == 0
+    assert len(Run(tmp_path / "run").history) == 2
