@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +20,7 @@ from ambiseg.cli import main, options
 from ambiseg.config import Config, nested, parse
 from ambiseg.data.config import DataConfig, open_cases
 from ambiseg.data.module import DataModule
+from ambiseg.methods import MoSE
 from ambiseg.nn.unet import unet_weights
 from ambiseg.planning import warnings_of
 from ambiseg.settings import keys, shown, validate
@@ -259,3 +262,11 @@ def test_errors_repeat_no_long_values():
     assert shown(list(range(1000))) == "a list of 1,000 values"
     assert len(shown("x" * 10**6)) < 100
     assert json.dumps(shown("a\nb")) == "\"'a\\\\nb'\""
+
+
+def test_weights_that_are_no_numbers_are_one_line():
+    """As images of 1e21 make them, in a validation whose loss before was finite."""
+    model = MoSE(in_channels=1, classes=2, backbone="unet-light", experts=2)
+    predictive = model.predict(torch.rand(1, 1, 16, 16)).reweighted(torch.tensor([[math.nan, 1.0]]))
+    with pytest.raises(ConfigError, match="model: expected weights of its strata that are numbers, found nan"):
+        predictive.sample(2)

@@ -12,6 +12,7 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ambiseg._util.errors import ConfigError
 from ambiseg.masks import MaskDistribution
 from ambiseg.nn.pixelhead import label_dtype
 from ambiseg.nn.windows import Block
@@ -147,6 +148,9 @@ class Stratified(Predictive):
 
     def noise(self, n: int, generator: torch.Generator | None = None, size: tuple[int, int] | None = None) -> Noise:
         """Strata drawn by their weights, and one draw from each."""
+        if not self.weights.isfinite().all():
+            found = "nan: images far from what the model was trained on, or a training that went astray"
+            raise ConfigError(f"model: expected weights of its strata that are numbers, found {found}")
         strata = torch.multinomial(self.weights.detach(), n, replacement=True, generator=generator)
         return self.noise_of(strata, generator, size)
 
