@@ -125,6 +125,12 @@ def test_tiff_of_16_bits_keeps_its_scale_and_its_place_on_the_ground(tmp_path):
             found = file.pages.first.tags
             assert (found[282].value, found[283].value, found[296].value) == ((300, 1), (150, 1), 3)
             assert (found[33550].value, found[33922].value[3]) == ((2.0, 2.0, 0.0), 5e5)
+    content = bytearray((tmp_path / "t.tif").read_bytes())
+    content[content.index(b"\x28\x01\x03\0\x01\0\0\0") + 8] = 255  # a unit that is none: its masks have no scale
+    (tmp_path / "u.tif").write_bytes(content)
+    predict(fresh(intensity=Intensity(0, 60000, 30000, 10000)), tmp_path / "u.tif", tmp_path, overview=False)
+    with tifffile.TiffFile(tmp_path / "u" / "mask_00.tif") as file:
+        assert 33550 not in file.pages.first.tags
     tifffile.imwrite(tmp_path / "s.tif", noise(4, 12, 14), photometric="minisblack")
     [one] = predict(fresh(), tmp_path / "s.tif", tmp_path, overview=False)
     check_folder(tmp_path / "s", one, ".tif")

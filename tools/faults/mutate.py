@@ -154,7 +154,7 @@ def changed(rng: Random, content: Any) -> Any:
         _, second = rng.choice(places)
         holder[key] = rng.choice([second, str(holder[key])])
     elif isinstance(holder[key], int | float):
-        holder[key] = rng.choice([-holder[key], holder[key] + 1, holder[key] * 1000, float(holder[key])])
+        holder[key] = rng.choice([-holder[key], holder[key] + 1, holder[key] * 1000, f"{holder[key]}.0"])
     else:
         holder[key] = value(rng)
     return content

@@ -38,7 +38,7 @@ def open_tiff(path: Path, options: ReadOptions) -> Source:
 
 
 def _open(path: Path, options: ReadOptions, handle: BinaryIO, packed: int) -> Source:
-    with _tiff_file(handle) as file:
+    with tiff_file(handle) as file:
         series, page = file.series[0], file.pages.first
         if len(file.series) > 1:
             found = " and ".join(shape_text(one.shape) for one in file.series[:4])
@@ -68,13 +68,13 @@ def _open(path: Path, options: ReadOptions, handle: BinaryIO, packed: int) -> So
     def pages() -> np.ndarray:
         if single is not None:
             return single
-        with _tiff_file(path) as again:
+        with tiff_file(path) as again:
             return _read_tiff(again, path, options)
 
     return Source(path, "TIFF", slices, size, channels, dtype, lambda k: pages()[k])
 
 
-def _tiff_file(file: Path | BinaryIO) -> Any:
+def tiff_file(file: Path | BinaryIO) -> Any:
     """Opened as a plain TIFF, ImageJ's or OME's, and never with other files that it names."""
     import tifffile
 

@@ -12,7 +12,8 @@ import numpy as np
 from ambiseg._util.bands import bands
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import atomic_write
-from ambiseg.io.source import Source
+from ambiseg.io.source import Source, guard
+from ambiseg.io.tiff import tiff_file
 from ambiseg.viz.colours import heat_colours, label_colours, palette
 
 _SUFFIXES = {"TIFF": ".tif", "NumPy": ".npy", "NIfTI": ".nii.gz"}  # the other formats of pictures are written as PNG
@@ -72,15 +73,27 @@ def _write_tiff(file: BinaryIO, values: np.ndarray, source: Source) -> None:
 
     about: dict[str, Any] = {"photometric": "minisblack", "compression": "zlib"}
     about["metadata"] = {"axes": "ZYX" if values.ndim == 3 else "YX"}
-    if source.format == "TIFF":
-        with tifffile.TiffFile(source.path) as original:
-            tags = original.pages.first.tags
-            if {282, 283} <= set(tags.keys()):  # pixels per unit across and down, and the unit
-                about["resolution"] = tags[282].value, tags[283].value
-                about["resolutionunit"] = tags[296].value if 296 in tags else None
-            found = [tags[code] for code in _GEOGRAPHIC if code in tags]
-            about["extratags"] = [(tag.code, tag.dtype, tag.count, tag.value, True) for tag in found]
-    tifffile.imwrite(file, values, **about)
+    tifffile.imwrite(file, values, **about, **(_places(source.path) if source.format == "TIFF" else {}))
+
+
+def _places(path: Path) -> dict[str, Any]:
+    """The scale of a TIFF and its place on the ground, as arguments of tifffile; nothing if they cannot be written."""
+    import tifffile
+
+    about: dict[str, Any] = {}
+    try:
+        with guard(path):
+            with tiff_file(path) as original:
+                tags = original.pages.first.tags
+                if {282, 283} <= set(tags.keys()):  # pixels per unit across and down, and the unit
+                    about["resolution"] = tags[282].value, tags[283].value
+                    about["resolutionunit"] = tags[296].value if 296 in tags else None
+                found = [tags[code] for code in _GEOGRAPHIC if code in tags]
+                about["extratags"] = [(tag.code, tag.dtype, tag.count, tag.value, True) for tag in found]
+            tifffile.imwrite(io.BytesIO(), np.zeros((1, 1), np.uint8), **about)  # whatever the tags of the image hold
+    except DataError:
+        return {}
+    return about
 
 
 def _write_nifti(file: BinaryIO, values: np.ndarray, source: Source) -> None:
