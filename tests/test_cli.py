@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from ambiseg._util.errors import ConfigError
-from ambiseg.cli import main, parse, parser, subparsers
+from ambiseg.cli import demo, main, parse, parser, subparsers
 from ambiseg.cli.options import known_settings, placed
 from tests.conftest import TINY
 
@@ -128,6 +129,16 @@ def test_train_prints_json(tmp_path, capsys):
     assert found["epochs"] == 1
     assert found["best"]["epoch"] == found["last"]["epoch"] == 1
     assert found["best"]["val_ged"] > 0
+
+
+def test_demo_asks_the_checkpoint_whether_training_is_done(tiny_run, tmp_path):
+    """A kill between metrics.csv and last.ckpt leaves the row of an epoch that has to be trained again."""
+    run = shutil.copytree(tiny_run, tmp_path / "run")
+    (run / ".ambiseg-lock").touch()
+    assert [demo._trained(run, epochs) for epochs in (1, 2, 3)] == [True, True, False]
+    assert not (run / ".ambiseg-lock").exists()
+    (run / "last.ckpt").unlink()
+    assert not demo._trained(run, 2)
 
 
 def test_report_prints_json(tmp_path, capsys, monkeypatch):

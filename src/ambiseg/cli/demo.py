@@ -53,7 +53,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     from ambiseg.training import train
 
     begun = (out / "run.json").is_file()
-    if begun and len(Run(out).history) >= config.trainer.epochs:
+    if begun and _trained(out, config.trainer.epochs):
         say("    done before")
     else:
         train(config, out, resume=begun, quiet=quiet, command=sys.argv)
@@ -83,3 +83,14 @@ def _demo(arguments: argparse.Namespace) -> int:
         print(f"your own  {typed} data check FOLDER")
         print(f"          {typed} train auto --data.root FOLDER --out runs/mine")
     return 0
+
+
+def _trained(out: Path, epochs: int) -> bool:
+    """Whether training is done: the checkpoint says so, which is written last. What a killed process left goes."""
+    from ambiseg._util.files import Lock
+    from ambiseg.training.checkpoint import read
+
+    with Lock(out, "training"):
+        about = read(out / "last.ckpt")["ambiseg"] if (out / "last.ckpt").is_file() else None
+    history = about.get("history") if isinstance(about, dict) else None
+    return isinstance(history, list) and len(history) >= epochs
