@@ -253,6 +253,7 @@ class Workshop:
                 "TMPDIR": str(self.work / "tmp"),
                 "AMBISEG_CACHE": str(self.work / "cache"),
                 "COLUMNS": "200",
+                "MPLCONFIGDIR": str(self.root / "matplotlib"),  # its list of fonts, made once
                 **self.environment,
             }
             for variable in [name for name in os.environ if name.startswith(("XDG_", "AMBISEG_"))]:
