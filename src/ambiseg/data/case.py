@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ambiseg._util.bands import PIXELS, bands, looked_up
+from ambiseg._util.bands import PIXELS, bands, counted, looked_up
 from ambiseg._util.errors import DataError
 from ambiseg.data.intensity import Intensity
 
@@ -171,7 +171,9 @@ def _check_regions(count: int) -> None:
 def ranked(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The distinct numbers of a flat array in order, and the rank of each number among them."""
     if values.dtype.kind in "bu" and values.dtype.itemsize <= 2:  # much faster than sorting
-        return _ranked_below(1 << 8 * values.dtype.itemsize, values.astype(np.intp))
+        numbers = (values != 0).view(np.uint8) if values.dtype.kind == "b" else values  # any byte may be True
+        seen = counted(numbers) > 0
+        return np.flatnonzero(seen), looked_up((np.cumsum(seen) - 1).astype(smallest_unsigned(seen.sum())), numbers)
     distinct, ranks = np.unique(values, return_inverse=True)
     return distinct, ranks.reshape(-1)
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ambiseg._util.bands import looked_up
 from ambiseg._util.patterns import first_groups
 from ambiseg._util.progress import progress
 from ambiseg._util.text import count
@@ -358,7 +359,9 @@ class Folder(Cases):
                     ids, void = convention(values, mask.path)
                 else:
                     seen = observe(values, mask.path)
-                    ids = np.array(list(seen.pixels))[seen.ranks]
+                    numbers = np.array(list(seen.pixels))
+                    small = smallest_unsigned(numbers.max() + 1) if numbers.min() >= 0 else numbers.dtype
+                    ids = looked_up(numbers.astype(small), seen.ranks)
                     void = None if seen.bits or self.settings.void not in seen.pixels else ids == self.settings.void
                     observed.append((str(mask.path), seen.numbers))
             except FileError as refused:

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from ambiseg._util.bands import counted, looked_up
 from ambiseg._util.text import count, some
 from ambiseg.data.case import ranked
 from ambiseg.data.sets.folder.settings import FolderSettings, Target, colour_code, plain_names
@@ -50,7 +51,7 @@ def observe(mask: np.ndarray, path: Path, colours: bool = False) -> Observed:
     else:
         numbers = _whole(_one_channel(mask, path), path)
     values, ranks = ranked(numbers.reshape(-1))
-    pixels = dict(zip(values.tolist(), np.bincount(ranks).tolist(), strict=True))
+    pixels = dict(zip(values.tolist(), counted(ranks).tolist(), strict=True))
     return Observed(pixels, ranks.reshape(numbers.shape), numbers.dtype == np.bool_)
 
 
@@ -142,12 +143,12 @@ class Convention:
             return (grey if grey.dtype == np.bool_ else grey >= self.threshold).astype(np.uint8), None
         seen = observe(mask, path, self.kind == "colours")
         if seen.bits and self.kind != "table":
-            return np.array(list(seen.pixels), np.uint8)[seen.ranks], None
+            return looked_up(np.array(list(seen.pixels), np.uint8), seen.ranks), None
         self.check(seen.pixels, path)
-        ids = self.targets(seen.pixels)[seen.ranks]
-        void = ids == _VOID
-        kind = np.min_scalar_type(max(len(self.classes) - 1, 1))
-        return np.where(void, 0, ids).astype(kind), void if void.any() else None
+        targets = self.targets(seen.pixels)
+        void, kind = targets == _VOID, np.min_scalar_type(max(len(self.classes) - 1, 1))
+        ids = looked_up(np.where(void, 0, targets).astype(kind), seen.ranks)
+        return ids, looked_up(void, seen.ranks) if void.any() else None
 
     def targets(self, numbers: Iterable[int]) -> np.ndarray:
         """The class id of each number; two numbers above all class ids stand for void and for no meaning."""
