@@ -22,10 +22,10 @@ SHARED = Path(os.environ.get("AMBISEG_SHARED", REPOSITORY.parent / "shared"))
 os.environ["AMBISEG_CACHE"] = _CACHE = tempfile.mkdtemp(prefix="ambiseg-tests-")  # not the user's own
 atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
 
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # in the background of a shell: programs that tests stop inherit it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# In the background of a shell or under nohup signals are ignored, also by the programs that tests start and stop.
+for _number in (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")):
+    if _number is not None and signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 torch.set_num_threads(1)  # the tests' tensors are small: a second thread would only wait for the first
 
