@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -160,6 +161,9 @@ def _check(arguments: argparse.Namespace) -> int:
         write_text(arguments.html, page(result, quiet))
     for target in targets if show else ():
         print(f"written: {target}")
+    if result.exit_code == 2:
+        none = f"{path}: expected cases that can be read, found none: {result.verdict}"
+        print(printable(f"ambiseg: {none}"), file=sys.stderr)
     return result.exit_code
 
 
@@ -218,6 +222,8 @@ def _export(arguments: argparse.Namespace) -> int:
     from ambiseg.data.export import export
 
     check_json(arguments)
+    if arguments.json not in (None, "-") and os.path.realpath(arguments.json) == os.path.realpath(arguments.out):
+        raise DataError(f"--json: expected another path than that of --out, found {arguments.json}")
     cases = _open(arguments)
     with reporting("writing", arguments.quiet) as progress:
         count = export(cases, arguments.out, arguments.count, progress)
