@@ -77,6 +77,8 @@ def test_float_masks_are_taken_if_whole(tmp_path):
     assert refusal(tmp_path).endswith(f"expected whole numbers, found {disc(16, 20).sum()} pixels such as 0.5")
     np.save(tmp_path / "masks/Ann/a.npy", np.where(disc(16, 20) > 0, -np.inf, 0))
     assert refusal(tmp_path).endswith(f"expected whole numbers, found {disc(16, 20).sum()} pixels such as -inf")
+    np.save(tmp_path / "masks/Ann/a.npy", disc(16, 20) * 1e20)
+    assert refusal(tmp_path).endswith("expected class ids below 2⁶³, found 1e+20")
 
 
 @given(st.sampled_from([np.uint8, np.uint16, np.int32, np.int64]), st.lists(st.integers(0, 5), min_size=1, max_size=9))

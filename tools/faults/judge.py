@@ -164,6 +164,8 @@ def _files(command: Command, ended: Ended, root: Path, changed: list[str], gone:
     failed = ended.code != 0 and not (ended.code == 1 and command.name in ("predict", "data check"))
     allowed = command.keeps if failed else (*command.writes, *command.keeps)
     places = [os.path.normpath(os.path.join("work", path)) for path in allowed]
+    if failed and "offending_batch.npz" in ended.err:  # a training whose loss was no number shows what it was given
+        places += [os.path.dirname(path) for path in changed if path.endswith("/offending_batch.npz")]
     told = list[str]()
     for path in sorted(changed):
         if CANARY in path or any(path.startswith(above + os.sep) for above in told):

@@ -68,8 +68,9 @@ def options(place: Place) -> list[Step]:
     for action in place.rng.sample(known, min(len(known), place.rng.choice([1, 1, 2]))):
         option = action.option_strings[-1]
         if option in ("--json", "--html", "--out"):
-            words += [option, file := "page.html" if option == "--html" else f"{option[2:]}.json"]
-            writes = (*writes, file, "out.csv")
+            page = option == "--html" or (base[0] == "report" and option == "--out")
+            words += [option, file := "page.html" if page else f"{option[2:]}.json"]
+            writes = (*writes, file, "out.csv", "page-figures")
         elif action.nargs == 0:
             words.append(option)
         else:
@@ -105,7 +106,7 @@ def _base(place: Place) -> tuple[list[str], tuple[str, ...]]:
         )
     if which == 2:
         place.copy(made / "run", "run")
-        return ["report", "run", "--cases", "0"], ("run", "out.json", "figures")
+        return ["report", "run", "--cases", "0"], ("run",)
     if which == 3:
         return ["data", "check", str(place.corpus.kinds / "png")], ()
     if which == 4:

@@ -48,7 +48,7 @@ class Values:
     @staticmethod
     def of(images: Iterable[np.ndarray]) -> Values:
         """Of images ``[C, H, W]``, at least one."""
-        some = [thinned(image).reshape(len(image), -1) for image in images]
+        some = [_numbers(thinned(image)).reshape(len(image), -1) for image in images]
         each = np.stack([np.percentile(pixels, LEVELS, axis=1).T for pixels in some])  # [N, C, 7]
         pooled = np.percentile(np.concatenate(some, 1), LEVELS, axis=1).T
         low, high = np.percentile(each, (0.5, 99.5), axis=0)
@@ -94,6 +94,15 @@ def thinned(image: np.ndarray) -> np.ndarray:
     """``[C, H, W]`` with every k-th pixel of every k-th row: about 64 × 64 are enough for percentiles."""
     step = max(1, round(max(image.shape[1:]) / _SIDE))
     return image[:, ::step, ::step].astype(np.float32)
+
+
+def _numbers(pixels: np.ndarray) -> np.ndarray:
+    """Without what is no number or would overflow: percentiles are written as JSON, which has neither.
+
+    >>> _numbers(np.array([np.nan, 2.5, -np.inf]))
+    array([ 0.0e+00,  2.5e+00, -1.0e+30])
+    """
+    return np.clip(np.nan_to_num(pixels, nan=0.0), -1e30, 1e30)
 
 
 def _rows(values: np.ndarray) -> tuple[tuple[float, ...], ...]:

@@ -308,5 +308,7 @@ def _whole(values: np.ndarray, path: Path) -> np.ndarray:
     if values.dtype.kind in "if":
         if values.size and (low := values.min()) < 0:
             raise FileError.of("E305", path, f"expected class ids of 0 or more, found {int(low)}")
+        if values.size and (high := values.max()) >= 2**63:
+            raise FileError.of("E305", path, f"expected class ids below 2⁶³, found {float(high):.4g}")
         values = values.astype(np.int64)
     return values
