@@ -42,11 +42,13 @@ def watched(hint: str, release: Callable[[], Any] = lambda: None) -> Iterator[No
     """
     launcher = import_module("lightning.pytorch.strategies.launchers.subprocess_script")
     before = getattr(launcher, _OBSERVER, None)
-    watch = _Watch(hint, release)
-    _follow_parent()
+    watch, started = _Watch(hint, release), _is_started()
+    if started:
+        _follow_parent(os.environ[_PARENT])
     if before is not None:
         setattr(launcher, _OBSERVER, watch.start)
-        os.environ.setdefault(_PARENT, str(os.getpid()))
+    if not started:
+        os.environ[_PARENT] = str(os.getpid())
     try:
         yield
     except BaseException as error:
@@ -55,6 +57,8 @@ def watched(hint: str, release: Callable[[], Any] = lambda: None) -> Iterator[No
         watch.stop()
         if before is not None:
             setattr(launcher, _OBSERVER, before)
+        if not started:
+            os.environ.pop(_PARENT, None)  # programs that this one starts later are not of Lightning's
 
 
 def _is_started() -> bool:
@@ -62,16 +66,15 @@ def _is_started() -> bool:
     return os.environ.get(_PARENT, str(os.getpid())) != str(os.getpid()) and os.environ.get("LOCAL_RANK", "0") != "0"
 
 
-def _follow_parent() -> None:
+def _follow_parent(parent: str) -> None:
     """In a process that Lightning started: end as soon as the process that started it has."""
 
     def look() -> None:
-        while str(os.getppid()) == os.environ.get(_PARENT):
+        while str(os.getppid()) == parent:
             time.sleep(_INTERVAL)
         os._exit(1)  # it cannot be told whether anybody reads a word
 
-    if _is_started():
-        threading.Thread(target=look, daemon=True, name="ambiseg-parent").start()
+    threading.Thread(target=look, daemon=True, name="ambiseg-parent").start()
 
 
 class _Watch:

@@ -148,7 +148,7 @@ class Stratified(Predictive):
 
     def noise(self, n: int, generator: torch.Generator | None = None, size: tuple[int, int] | None = None) -> Noise:
         """Strata drawn by their weights, and one draw from each."""
-        if not self.weights.isfinite().all():
+        if self.weights.is_cpu and not self.weights.isfinite().all():  # another device is not waited for
             found = "nan: images far from what the model was trained on, or a training that went astray"
             raise ConfigError(f"model: expected weights of its strata that are numbers, found {found}")
         strata = torch.multinomial(self.weights.detach(), n, replacement=True, generator=generator)
