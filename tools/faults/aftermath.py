@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 DRAFT = ".ambiseg-"
-_PYTHONS = "tmp/pymp-"  # sockets of Python's own, by which data come from workers: a kill leaves them
+# What a kill leaves of Python's own: sockets by which data come from workers, and the file by which the module tempfile
+# finds out whether a folder can be written to, as soon as any package asks it for one.
+_PYTHONS = re.compile(r"tmp/(pymp-|[a-z0-9_]{8}$)")
 _CHANGING = {"started", "git"}  # in JSON: when, and by which version of the source
 _TIME = re.compile(rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?([+-]\d\d:?\d\d)?")
 _RUN = ("config.yaml", "split.json", "run.json")
@@ -34,8 +36,11 @@ def drafts(names: Iterable[str]) -> list[str]:
 
 def differences(found: Path, wanted: Path, beside: Iterable[str] = ()) -> list[str]:
     """How a folder differs from another in one line each; ``beside``: beginnings of names that do not count."""
-    beside = (*beside, _PYTHONS)
-    has, needs = ({name for name in tree(one) if not name.startswith(beside)} for one in (found, wanted))
+    beside = tuple(beside)
+    has, needs = (
+        {name for name in tree(one) if not name.startswith(beside) and not _PYTHONS.match(name)}
+        for one in (found, wanted)
+    )
     lines = [f"left over: {name}" for name in sorted(has - needs)] + [
         f"missing: {name}" for name in sorted(needs - has)
     ]
@@ -133,7 +138,8 @@ def _json(content: bytes) -> Any:
 
 def _timeless(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _timeless(one) for key, one in value.items() if key not in _CHANGING}
+        typed = {"command": value["command"][1:]} if isinstance(value.get("command"), list) else {}  # not the program
+        return {key: _timeless(one) for key, one in (value | typed).items() if key not in _CHANGING}
     return [_timeless(one) for one in value] if isinstance(value, list) else value
 
 
