@@ -135,6 +135,7 @@ def _score(
             placed = score_modes(drawing, regions, rules.flips, rules.evaluated, rules.protocol)
             for found, mode in zip(modes, placed, strict=True):
                 found.update({} if mode is None else {key: mode})
+        del drawing  # with all its masks, before the next setting draws as many
     present, drawn = annotations.mass > 0, marked(annotations, rules.evaluated)
     columns = {
         "name": names,
