@@ -13,6 +13,7 @@ from ambiseg._util.errors import DataError
 from ambiseg.data import case as cases
 from ambiseg.data import loader
 from ambiseg.data.case import Case, partition
+from ambiseg.data.check.check import check
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.loader import annotations_of
 from ambiseg.evaluation.scoring import ScoringRules, score_masks
@@ -103,6 +104,19 @@ def test_masks_of_noise_are_refused_in_one_line(monkeypatch):
     expected = r"^a: expected masks whose labels combine in at most 300 ways in one image, found 1,\d\d\d or more"
     with pytest.raises(DataError, match=expected):
         Case.of(np.zeros((1, 40, 40)), noise, name="a")
+
+
+def test_a_check_goes_on_after_masks_of_noise(tmp_path, monkeypatch):
+    monkeypatch.setattr(cases, "_REGIONS", 300)
+    rng = np.random.default_rng(4)
+    for name, most in (("noise", 256), ("discs", 2)):
+        for part in ("images", "masks/Ann", "masks/Bob"):
+            (tmp_path / part).mkdir(parents=True, exist_ok=True)
+            values = np.resize(np.arange(256), (40, 40)) if part == "images" else rng.integers(0, most, (40, 40))
+            np.save(tmp_path / part / f"{name}.npy", values.astype(np.uint8))
+    found = check(tmp_path, quiet=True)
+    assert [case.name for case in found.statistics.cases] == ["discs"]
+    assert any(p.file == "noise" and p.message.startswith("expected masks whose labels") for p in found.problems)
 
 
 def test_intensity_of_some_pixels_in_the_range_of_all():

@@ -205,14 +205,13 @@ def _other(path: Path) -> FileError | None:
 
 def read(cases: Cases, index: int) -> tuple[Case | None, list[Problem]]:
     """One case from as many of its files as can be read, and the problems of the others."""
-    if isinstance(cases, Folder):
-        return cases.read(index)
     try:
-        return cases[index], []
+        return cases.read(index) if isinstance(cases, Folder) else (cases[index], [])
     except FileError as error:
         return None, [error.problem]
     except DataError as error:
-        return None, [Problem("E201", cases.names[index], str(error))]
+        name = cases.names[index]
+        return None, [Problem("E201", name, str(error).removeprefix(f"{name}: "))]
 
 
 def _labels_text(folder: Folder) -> str:
