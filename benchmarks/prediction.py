@@ -24,13 +24,15 @@ CASES = {  # backbone, side of the image, window (0: whole)
     "U-Net, 1024², windows": ("unet", 1024, 512),
     "U-Net, 2048², windows": ("unet", 2048, 512),
     "DeepLabv3+, 2048², windows": ("deeplabv3plus", 2048, 512),
+    "the shipped network, 4096², windows": ("demo", 4096, 512),
+    "the shipped network, 8192², windows": ("demo", 8192, 512),
 }
 
 CODE = """
 import json, resource, sys, tempfile, time
 import torch
 from pathlib import Path
-from ambiseg import MoSE
+from ambiseg import MoSE, load
 from ambiseg.data.intensity import Intensity
 from ambiseg.prediction import Options, Predictor, write
 from ambiseg.prediction.inputs import array_source
@@ -39,7 +41,7 @@ from ambiseg.runs import Card, TrainedModel
 backbone, side, window = json.loads(sys.argv[1])
 torch.set_num_threads(1)
 card = Card(("ground", "shape"), (1,), 1, Intensity(0, 255, 127.5, 127.5), "noise", MoSE.stratum)
-model = TrainedModel(MoSE(1, 2, experts=4, backbone=backbone).eval(), card)
+model = load("demo") if backbone == "demo" else TrainedModel(MoSE(1, 2, experts=4, backbone=backbone).eval(), card)
 image = torch.randint(256, (1, side, side), dtype=torch.uint8)
 before = time.process_time()
 prediction = Predictor(model, Options(per_stratum=4, window=window))(array_source(image, "large"))
