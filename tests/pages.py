@@ -101,7 +101,7 @@ def evaluation(names: list[str], **changes: Any) -> dict[str, Any]:
         "which": "best",
         "weights": "",
     }
-    content |= {"seed": 0, "data": "shapes", "threads": 1, "batch_size": 8, "images": 24, "patients": 7}
+    content |= {"seed": 0, "data": "shapes", "threads": 1, "batch_size": 8, "images": len(names), "patients": 7}
     content |= {"classes": ["ground", "shape"], "evaluated": [1], "settings": settings}
     content["annotations"] = {"diversity": mean(0.38), "entropy": mean(0.09), "empty_share": mean(0.5)}
     content |= {"strata": {**strata, "by_bucket": usage}, "modes": None, "cases": cases}

@@ -326,7 +326,7 @@ BITS = RNG.integers(0, 2, (12, 2, 16, 16)).astype(np.uint8)
         ),
         (RNG.random((12, 16, 16)) * 1e-38, BITS, {}, None),
         (RNG.choice([-3e38, 3e38], (12, 16, 16)), BITS, {}, "expected pixels of at most 1e+30"),
-        (np.where(BITS[:, 0], np.nan, RNG.random((12, 16, 16))), BITS, {}, "found nan or infinity"),
+        (np.where(BITS[:, 0], np.nan, RNG.random((12, 16, 16))), BITS, {}, "found nan or infinite"),
         (RNG.random((12, 16, 16)), BITS, {"classes": 1 << 17}, "data.options.classes: expected at most 65,536"),
     ],
 )

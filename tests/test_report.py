@@ -115,7 +115,7 @@ def test_the_numbers_of_the_evaluation_are_on_it(html):
     text = Reader(html).text
     for number in ("0.213", "0.203 to 0.223", "0.188", "0.176", "0.654", "0.432", "0.0876", "0.041 %", "0.700"):
         assert number in text, number
-    assert "On 24 images of 7 patients, 16 masks drawn for each image are at a distance (GED) of 0.213" in text
+    assert "On 12 images of 7 patients, 16 masks drawn for each image are at a distance (GED) of 0.213" in text
     assert "rests on 40 % of the scored pixels" in text
     assert "(95 % interval 0.203 to 0.223)" in text
     assert "Where 1 reader drew something, 70 % of the predicted weight is on empty masks; where 3 readers did" in text
@@ -206,11 +206,11 @@ def test_it_is_evaluated_first_if_need_be(run):
     content = json.loads((run / "evaluation-test.json").read_text())
     assert {(s["form"], s["samples"]) for s in content["settings"]} >= {("standard", 16), ("compact", 100)}
     assert f"{content['settings'][0]['metrics']['ged']['mean']:.3f}" in made.read_text()
-    (run / "evaluation-test.json").write_text(json.dumps({**content, "images": 777}))
-    assert "On 777 images" in report(run, cases=0, quiet=True).read_text()  # kept: its weights are there
+    (run / "evaluation-test.json").write_text(json.dumps({**content, "patients": 777}))
+    assert "of 777 patients" in report(run, cases=0, quiet=True).read_text()  # kept: its weights are there
     shutil.copy(run / "last.safetensors", run / "best.safetensors")
-    (run / "evaluation-test.json").write_text(json.dumps({**content, "images": 777, "weights": "of another epoch"}))
-    assert "On 777 images" not in report(run, cases=0, quiet=True).read_text()  # made again: it was of other weights
+    (run / "evaluation-test.json").write_text(json.dumps({**content, "patients": 777, "weights": "of another epoch"}))
+    assert "of 777 patients" not in report(run, cases=0, quiet=True).read_text()  # made again: it was of other weights
 
 
 # -- what may be missing ----------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def test_numbers_without_a_value_are_dashes(run):
     text = Reader(html).text
     assert "–" in text
     assert "nan" not in text.lower()
-    assert "On 24 images of 7 patients nothing could be scored" in text
+    assert "On 12 images of 7 patients nothing could be scored" in text
     assert "GED was not measured: no image has a value." in text
     assert "Calibration (ECE) was not measured" in text
     assert not [svg for svg in Reader(html).all("svg") if "ged" in svg["aria-labelledby"]]  # no empty axes

@@ -83,7 +83,7 @@ def test_the_first_screen_says_what_it_does_shows_it_and_places_it(html):
     assert titles == ["a perfect model", "this model", "one reader", "one constant mask", "an empty mask"]
     assert re.findall(r'class="value">(.*?)<', head) == ["0.150", "0.213", "0.340", "0.800", "1.000"]
     assert head.count("why one reader") == 2  # beside it, and to unfold on a phone
-    assert "24 images of 7 patients, whole images, 16 masks per image" in reader.text
+    assert "12 images of 7 patients, whole images, 16 masks per image" in reader.text
     alternatives = [image["alt"] for image in reader.all("img")]
     assert sum("the image" in alt for alt in alternatives) >= 2
     shares = [int(share) for share in re.findall(r"predicted mask \d, probability (\d+) %", " ".join(alternatives))]
@@ -123,7 +123,7 @@ def test_the_scale_is_one_axis_with_everything_on_it():
 def test_an_evaluation_without_anchors_has_its_summary_at_the_head(original):
     found = parsed(evaluation(["a"]))
     head = page(Run(original), found, None, None).split("</header>")[0]
-    assert "On 24 images of 7 patients, 16 masks drawn" in head
+    assert "On 1 image of 7 patients, 16 masks drawn" in head
     assert "this model</span>" not in head
 
 
@@ -249,7 +249,7 @@ def test_a_page_never_shows_a_number_that_there_is_not(original, tmp_path, edit:
     assert not re.search(r"\b(nan|None|inf|null|undefined)\b", shown)
     assert ("No validation ran: no validation image has a score." in text) == (not validated)
     if edit is _modes:
-        assert "On 24 images of 7 sequences" in shown
+        assert "On 2 images of 7 sequences" in shown
         assert not re.search(r"\b(readers?|patients?)\b", shown.replace("one reader", ""))
     if edit is _no_value:
         assert "not measured" in shown

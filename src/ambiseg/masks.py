@@ -283,7 +283,8 @@ class MaskDistribution:
             marginal = self.marginal.detach()
             low, high = (float(x) for x in torch.aminmax(marginal))
             if not (low >= -_TOLERANCE and high <= 1 + _TOLERANCE):  # also catches nan
-                raise ValueError(f"marginal must hold probabilities in [0, 1], found {low:.4g} to {high:.4g}")
+                # A network whose weights or images are absurd predicts nan: that is no fault of the program's.
+                raise DataError(f"marginal must hold probabilities in [0, 1], found {low:.4g} to {high:.4g}")
             parts = [torch.aminmax(part.float().sum(1)) for part in marginal.flatten(2).split(_AT_ONCE, 2)]
             low, high = float(min(part.min for part in parts)), float(max(part.max for part in parts))
             if not (low >= 0.99 and high <= 1.01):  # half precision is this coarse

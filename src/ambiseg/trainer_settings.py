@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from ambiseg._util.text import did_you_mean
-from ambiseg.settings import EPOCHS, Settings
+from ambiseg.settings import EPOCHS, Settings, shown
 
 # The precisions that methods are trained in, by all their names of Lightning's.
 PRECISIONS = {
@@ -53,7 +53,7 @@ class TrainerConfig(Settings):
         """The whole name. Weights and losses are in 32 bits: ``16-true``, ``64-true`` and others are not trained in."""
         if name != "auto" and name not in PRECISIONS:
             known = ["auto", *dict.fromkeys(PRECISIONS.values())]
-            raise ValueError(f"expected one of {', '.join(known)}, found {name!r}{did_you_mean(name, known)}")
+            raise ValueError(f"expected one of {', '.join(known)}, found {shown(name)}{did_you_mean(name, known)}")
         return PRECISIONS.get(name, name)
 
     @field_validator("devices")

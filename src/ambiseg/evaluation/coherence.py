@@ -55,31 +55,31 @@ def _problems(e: Evaluation, metrics: tuple[str, ...]) -> Iterator[str]:
 def _setting(setting: SettingScores, names: set[str]) -> Iterator[str]:
     if setting.samples < 1:
         yield f"{setting.key}: expected at least 1 sample, found {setting.samples}"
-    for where, found in [("", setting.metrics), *((f".buckets.{b.readers}", b.metrics) for b in setting.buckets)]:
-        if found.keys() != names:
-            odd = sorted(found.keys() ^ names)[0]
-            yield f"{setting.key}{where}.metrics: expected all metrics and no others, found {odd!r} otherwise"
+    if odd := sorted(setting.metrics.keys() ^ names):
+        yield f"{setting.key}.metrics: expected all metrics and no others, found {odd[0]!r} otherwise"
+    for bucket in setting.buckets:
+        if not bucket.metrics.keys() == setting.buckets[0].metrics.keys() <= names:
+            yield f"{setting.key}.buckets: expected the same metrics of each, found {', '.join(sorted(bucket.metrics))}"
     bins = setting.reliability
     lists = {"confidence": bins.confidence, "accuracy": bins.accuracy, "weight": bins.weight}
     yield from _lengths(f"{setting.key}.reliability", lists, len(bins.edges) - 1)
 
 
 def _modes(modes: Modes, keys: list[str]) -> Iterator[str]:
-    M, K = len(modes.names), len(modes.weights)
+    M, K = len(modes.names), len(modes.weights) or len(modes.strata_iou)
     if modes.setting not in keys:
         yield f"modes.setting: expected one of {', '.join(keys)}, found {modes.setting!r}"
     lists: dict[str, Sized] = {"ratio": modes.ratio, "probability": modes.probability}
     lists |= {f"by_setting.{key}": shares.ratio for key, shares in modes.by_setting.items()}
     lists |= {f"strata_iou.{k}": row for k, row in enumerate(modes.strata_iou)}
     lists |= {f"nearest.{k}": row for k, row in enumerate(modes.nearest)}
-    if K:
+    if modes.matching:
         lists["matching"] = modes.matching
     yield from _lengths("modes", lists, M)
-    yield from _lengths("modes", {"strata_iou": modes.strata_iou, "nearest": modes.nearest}, K)
+    rows = {"strata_iou": modes.strata_iou, "nearest": modes.nearest}
+    yield from _lengths("modes", {name: table for name, table in rows.items() if table}, K)
     if any(k is not None and not 0 <= k < K for k in modes.matching):
         yield f"modes.matching: expected strata below {K}, found {modes.matching}"
-    if any(len(name) != len(modes.flips) for name in modes.names):
-        yield f"modes.names: expected a digit for each of {len(modes.flips)} flips, found {modes.names}"
 
 
 def _lengths(where: str, lists: Mapping[str, Sized], length: int) -> Iterator[str]:
