@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -47,11 +46,9 @@ def test_bombs_are_refused_by_their_headers(tmp_path, name, capfd):
     path.write_bytes(content(tmp_path))
     as_mask = refused(path, mask=True)  # imports and caches are not the bomb's
     tracemalloc.start()
-    start = time.process_time()
-    said, spent, (_, peak) = refused(path), time.process_time() - start, tracemalloc.get_traced_memory()
+    said, (_, peak) = refused(path), tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 40e6, f"{peak:,} bytes"
-    assert spent < 20
     for line in (said, as_mask):
         assert "\n" not in line
         assert line.startswith(f"{path}: expected") or not (expected or line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -173,7 +174,7 @@ sys.exit(guarded(work))
 )
 def test_no_work_ends_because_a_stream_is_closed(tmp_path, streams, code, said):
     (tmp_path / "work.py").write_text(WORK.format(lines=20_000))
-    line = f"{sys.executable} work.py {streams}; exit ${{PIPESTATUS[0]}}"
+    line = f"{shlex.quote(sys.executable)} work.py {streams}; exit ${{PIPESTATUS[0]}}"
     given = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     found = subprocess.run(["bash", "-c", line], cwd=tmp_path, check=False, **given)
     assert found.returncode == code

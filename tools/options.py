@@ -25,23 +25,12 @@ from typing import Any, NamedTuple
 
 os.environ.update({name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")})
 
+from faults.corpus import SHAPES, TINY
 from faults.judge import Command, Ended, judge, snapshot
 from faults.run import Sandbox, remove, run, warm
 
 from ambiseg._util.errors import ConfigError
 
-SHAPES = ["--data.name=shapes", "--data.options={count: 12, size: 32}"]
-TINY = [  # a training of a second or so
-    "--data.batch_size=4",
-    "--data.size=32",
-    "--backbone.channels=[4, 8]",
-    "--backbone.momentum=0.1",
-    "--model.experts=2",
-    "--model.samples=2",
-    "--trainer.epochs=1",
-    "--trainer.accelerator=cpu",
-    "--trainer.precision=32-true",
-]
 NUMBERS = ["-1", "0", "1", "2", "7", "300", "8192", "1000000", "1000000000000000000", str(2**70), "9" * 5000, "0.5",
            "-0.5", "1e-320", "1e308", "-1e308", "nan", ".nan", "inf", "-.inf"]  # fmt: skip
 VALUES = ["", "null", "true", "x", "[]", "[1, 2]", "[4, 4, 4]", "[[1], {a: 2}]", "{a: 1}", "{}", "{values: [1, 2]}",
