@@ -143,7 +143,7 @@ from pathlib import Path
 from ambiseg._util.files import *
 with {holding} as held:
     {then}
-    print("ready", flush=True)
+    os.write(1, b"ready\\n")
     os.kill(os.getpid(), signal.SIGSTOP)
 """
 
@@ -245,11 +245,11 @@ def test_a_lock_refuses_a_second_process_and_dies_with_its_own(tmp_path):
 @LOCKS
 def test_a_forked_child_does_not_keep_the_lock_of_its_parent(tmp_path):
     """Workers of a data loader live for seconds after their parent was killed."""
-    then = "if os.fork() == 0:\n        print('child', os.getpid(), flush=True)\n        signal.pause()"
+    then = "if os.fork() == 0:\n        os.write(1, b'child %d\\n' % os.getpid())\n        signal.pause()"
     code = textwrap.dedent(KILLED).format(holding="Lock('.', 'training')", then=then)
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    lines = [process.stdout.readline() for _ in range(2)]  # of both, in any order
+    lines = [process.stdout.readline() for _ in range(2)]  # of both, in any order, each written at once
     child = next(int(line.split()[1]) for line in lines if line.startswith("child"))
     try:
         process.kill()
