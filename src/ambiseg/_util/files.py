@@ -240,11 +240,11 @@ def _draft(folder: Path, make: Callable[[Path], None]) -> Iterator[Path]:
     if (known := os.path.realpath(folder)) not in _swept:
         _swept.add(known)
         sweep(folder)
-    draft, held = _new(folder), None
+    draft, held = draft_name(folder), None
     try:
         make(draft)
         while (held := _locked(draft, sure=False)) is None:  # swept by another process before it was locked
-            draft = _new(folder)
+            draft = draft_name(folder)
             make(draft)
         yield draft
     except BaseException:
@@ -254,8 +254,9 @@ def _draft(folder: Path, make: Callable[[Path], None]) -> Iterator[Path]:
         _release(held)
 
 
-def _new(folder: Path) -> Path:
-    return folder / f"{_PREFIX}{secrets.token_hex(8)}"  # not made of the target's name, which may be too long
+def draft_name(folder: Path) -> Path:
+    """A name for a draft in a folder; it is not made of the target's name, which may be too long."""
+    return folder / f"{_PREFIX}{secrets.token_hex(8)}"
 
 
 def _locked(path: Path, sure: bool = True) -> int | None:
@@ -363,7 +364,7 @@ def _publish(draft: Path, target: Path, replace: bool) -> None:
     elif _exchange(draft, target):
         shutil.rmtree(draft, ignore_errors=True)
     else:
-        aside = _new(target.parent)
+        aside = draft_name(target.parent)
         os.rename(target, aside)
         try:
             os.rename(draft, target)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import os
-import secrets
 import zipfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from torch import Tensor
 
 from ambiseg._util.errors import ConfigError
-from ambiseg._util.files import atomic_write
+from ambiseg._util.files import atomic_write, draft_name
 from ambiseg.training.module import TrainingModule
 from ambiseg.training.scan import check as check_pickle
 from ambiseg.weights import check_finite, check_names
@@ -87,7 +86,7 @@ def _fill(file: BinaryIO, write: Write) -> None:
 
 def _copy(draft: BinaryIO, file: BinaryIO, content: io.BytesIO) -> None:
     """Let a draft be a second name of another one; a file of its own where there are no links."""
-    link = Path(file.name).with_name(f".ambiseg-{secrets.token_hex(8)}")
+    link = draft_name(Path(file.name).parent)
     try:
         os.link(draft.name, link)
         os.replace(link, file.name)
