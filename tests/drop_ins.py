@@ -29,7 +29,7 @@ class LatentPredictive(Predictive):
     classes: int
     size: tuple[int, int]
 
-    def noise(self, n, generator=None, size=None):
+    def noise(self, n, generator=None):
         shape = len(self.dense), n, self.latent
         return Noise(torch.randn(shape, generator=generator, device=self.dense.device))
 
@@ -80,7 +80,7 @@ class HeadsPredictive(Stratified):
     classes: int
     size: tuple[int, int]
 
-    def noise_of(self, strata, generator=None, size=None):
+    def noise_of(self, strata, generator=None):
         return Noise(strata[..., None], strata=strata)
 
     def centre_noise(self):

@@ -161,7 +161,10 @@ def test_json_is_yaml(tmp_path):
         ("--data.name=nodule", "--data.name: expected one of nodules, "),
         ("--data.batch_size=0", "--data.batch_size: expected at least 1, found 0"),
         ("--data.augment.rotate=9", "--data.size: expected a window, which rotate and scale of data.augment need, "),
-        ("--model.method=mosse", "model.method: expected one of mose, found 'mosse'; did you mean mose?"),
+        (
+            "--model.method=mosse",
+            f"model.method: expected one of {', '.join(METHODS)}, found 'mosse'; did you mean mose?",
+        ),
         ("--model.experts=0", "--model.experts: expected at least 1, found 0"),
         ("--model.gate_level=0", "--model.gate_level: expected more than 0 and at most 1, found 0"),
         ("--backbone.channels=[8]", "--backbone.channels: expected at least 2 values, found [8]"),
@@ -348,3 +351,23 @@ data: {cache: temporary}
 def test_the_page_has_the_settings_that_the_code_has():
     page = (REPOSITORY / "docs" / "train.md").read_text(encoding="utf-8")
     assert page == tool("settings_table").updated(page), "run: python tools/settings_table.py"
+
+
+def test_what_a_method_needs_of_other_sections_comes_after_recipes_and_arguments(monkeypatch, tmp_path):
+    monkeypatch.setattr(METHODS["unet"], "defaults", {"optimizer.clip": 7.0, "optimizer.average": 0.5})
+    assert parse_config([]).optimizer.clip is None
+    assert parse_config(["--model.method=unet"]).optimizer.clip == 7
+    assert parse_config(["--model.method=unet", "--optimizer.clip=null"]).optimizer.clip is None
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text("optimizer: {average: 0.25}\n")
+    of_recipe = parse_config(["--model.method=unet"], recipe).optimizer
+    assert (of_recipe.clip, of_recipe.average) == (7, 0.25)
+    again = parse_config(["--model.method=unet", "--optimizer.clip=3"])
+    assert load_config(_written(again, tmp_path)).optimizer.clip == 3
+    assert Config.model_validate({"model": {"method": "unet"}}).optimizer.clip == 7
+    assert again.with_settings({"trainer.epochs": 3}).optimizer.clip == 3
+
+
+def _written(config, folder):
+    (folder / "config.yaml").write_text(dump(config))
+    return folder / "config.yaml"

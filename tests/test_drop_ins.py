@@ -145,18 +145,6 @@ def test_two_optimisers_resume_to_the_bit(tmp_path):
     assert steps == 4 * -(-loader // 2)
 
 
-@pytest.mark.parametrize("name", ["latent", "adversarial"])
-def test_two_processes_train(tmp_path, name):
-    two = ["--trainer.devices=2", "--trainer.strategy=ddp", f"--model.method={name}", "--quiet"]
-    recipe = tmp_path / "tiny.yaml"
-    recipe.write_text("seed: 0\n")
-    done = command("train", str(recipe), *TINY, *two, "--out", str(tmp_path / "run"))
-    assert done.returncode == 0, done.stderr
-    run = Run(tmp_path / "run")
-    assert [row["epoch"] for row in run.history] == [1, 2]
-    assert all(np.isfinite(list(row.values())).all() for row in run.history)
-
-
 def test_a_terminal_and_a_log_show_the_terms_of_the_method(tmp_path):
     (tmp_path / "tiny.yaml").write_text("seed: 0\n")
     done = command(

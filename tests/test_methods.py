@@ -18,6 +18,8 @@ from tests.drop_ins import DROP_INS
 # The methods of the package, with the settings of a small one; and the three of the tests, which hold the tester to it.
 TESTED: dict[str, dict[str, Any]] = {
     "mose": {},
+    "unet": {},
+    "probunet": {},
     **{name: {} for name in DROP_INS},
 }
 every_method = pytest.mark.parametrize("name", TESTED)

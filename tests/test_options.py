@@ -20,7 +20,8 @@ from ambiseg.cli import main, options
 from ambiseg.config import Config, nested, parse
 from ambiseg.data.config import DataConfig, open_cases
 from ambiseg.data.module import DataModule
-from ambiseg.methods import MoSE
+from ambiseg.methods import METHODS, MoSE
+from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.unet import unet_weights
 from ambiseg.planning import warnings_of
 from ambiseg.settings import keys, shown, validate
@@ -55,6 +56,24 @@ def test_any_value_of_any_setting_is_used_or_refused_in_one_line(key, value):
     else:
         found = parse([f"--{key}={value}"])
         assert Config.model_validate(found.model_dump()) == found  # what is used can be saved and read again
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_settings_of_every_method_are_used_or_refused_in_one_line(method):
+    chosen = METHODS[method]
+    for key in chosen.Config.model_fields.keys() - {"method"}:
+        for value in VALUES:
+            settings = [f"--model.method={method}", f"--model.{key}={value}"]
+            said = refusal(lambda settings=settings: parse(settings))
+            if said is not None:
+                assert one_line(said), (key, said)
+                assert "model" in said, (key, said)
+                continue
+            found = parse(settings)
+            assert Config.model_validate(found.model_dump()) == found, key
+            with torch.device("meta"):  # whatever is accepted can be built, or is refused in one line
+                why = refusal(lambda model=found.model: chosen.build(model, BackboneConfig(channels=[4, 8]), 1, 2))
+            assert why is None or one_line(why), (key, why)
 
 
 @settings(max_examples=200)
@@ -98,7 +117,7 @@ def test_any_object_of_any_setting_is_used_or_refused_in_one_line(key, value):
         ),
         (["--model.samples=100000"], "--model.samples: expected at most 8,192 of all experts together, found 100000"),
         (["--model.expert_weights=[1, 1]"], "--model.expert_weights: expected 4 weights, one per expert, that are not"),
-        (["--model.method=[1]"], "model.method: expected one of mose, found [1]"),
+        (["--model.method=[1]"], f"model.method: expected one of {', '.join(METHODS)}, found [1]"),
         (
             ["--trainer.threads=1000000000000"],
             "--trainer.threads: expected at least 1 and at most 1,024, found 1000000",

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ambiseg import MaskDistribution, regions
-from ambiseg.regions import partition
+from ambiseg.regions import RegionMasks, partition
 
 
 def random_annotations(seed: int, B: int, M: int, C: int, spatial=(4, 4)) -> MaskDistribution:
@@ -120,3 +120,18 @@ def test_volumes_and_bad_values():
         regions.sum(torch.zeros(1, 59))
     with pytest.raises(ValueError, match="below classes=2, found 5"):
         partition(torch.full((1, 1, 2, 2), 5), 2)
+
+
+def test_drawing_from_regions_is_drawing_from_masks():
+    g = torch.Generator().manual_seed(0)
+    valid = torch.rand(3, 6, 5, generator=g) < 0.8
+    masks = MaskDistribution(
+        torch.randint(3, (3, 4, 6, 5), generator=g), torch.tensor([[0.5, 0.5, 0.0, 0.0]] * 3), valid
+    )
+    regions = RegionMasks.of(partition(masks, 3), masks.spatial, masks.weights, masks.valid)
+    one, two = (x.draw(6, torch.Generator().manual_seed(1)) for x in (masks, regions))
+    assert torch.equal(one.class_ids(3), two.class_ids(3))
+    assert two.valid is not None
+    assert torch.equal(two.valid, valid)
+    assert two.weights is None
+    assert "labels" not in vars(regions)  # the masks that were not drawn are never written out

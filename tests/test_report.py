@@ -246,7 +246,7 @@ class Constant(Predictive):
 
     classes, size = 2, (32, 32)
 
-    def noise(self, n: int, generator: torch.Generator | None = None, size: tuple[int, int] | None = None) -> Noise:
+    def noise(self, n: int, generator: torch.Generator | None = None) -> Noise:
         return Noise(torch.arange(n)[None, :, None])
 
     def probs(self, noise: Noise) -> torch.Tensor:

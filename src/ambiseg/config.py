@@ -109,6 +109,22 @@ class Config(Settings):
         """Settings are told apart by ``method``, and checked by that method's own configuration."""
         return MethodConfig.named(given).model_validate(given) if isinstance(given, Mapping) else given
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_needs_of_the_method(cls, given: Any) -> Any:
+        """What the method needs of other sections, where nobody says otherwise."""
+        if not isinstance(given, Mapping):
+            return given
+        model = given.get("model")
+        name = model.get("method") if isinstance(model, Mapping) else getattr(model, "method", None)
+        known = name is None or (isinstance(name, str) and name in METHODS)  # others are refused where they are read
+        for key, value in (method_named(name).defaults if known else {}).items():
+            section, setting = key.split(".")
+            found = given.get(section, {})
+            if isinstance(found, Mapping):
+                given = {**given, section: {setting: value, **found}}
+        return given
+
     @model_validator(mode="after")
     def _fit_together(self) -> Config:
         if self.data.augment.warps and self.data.size is None:

@@ -146,6 +146,15 @@ class RegionMasks(MaskDistribution):
         probs = torch.nn.functional.pad(probs, (0, 1))  # nothing at void pixels
         return self.regions.spread(probs).view(-1, classes, *self._size)
 
+    def draw(self, count: int, generator: torch.Generator | None = None) -> MaskDistribution:
+        if self.regions is None:
+            return super().draw(count, generator)
+        drawn = torch.multinomial(self.mass, count, replacement=True, generator=generator)
+        said = self.regions.labels.gather(1, drawn[..., None].expand(-1, -1, self.regions.count))
+        said = torch.nn.functional.pad(said.to(self.dtype), (0, 1))
+        labels = self.regions.spread(said).view(len(self), count, *self._size)  # of those that were drawn alone
+        return MaskDistribution(labels, valid=self.valid)
+
     def _band(self, band: slice) -> MaskDistribution:
         if self.regions is None or self.marginal is not None:
             return super()._band(band)

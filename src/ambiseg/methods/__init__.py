@@ -7,13 +7,18 @@ from ambiseg.methods.base import (
     Noise,
     ParameterGroup,
     Predictive,
+    PublishedConfig,
     Stratified,
     method_named,
 )
 from ambiseg.methods.mose import MoSE, MoSEConfig, MoSEPredictive, load_official
+from ambiseg.methods.probunet import ProbUNet
+from ambiseg.methods.unet import UNetConfig, UNetMethod
 
 METHODS |= {
     "mose": MoSE,
+    "unet": UNetMethod,
+    "probunet": ProbUNet,
 }
 
 __all__ = [
@@ -26,7 +31,11 @@ __all__ = [
     "Noise",
     "ParameterGroup",
     "Predictive",
+    "ProbUNet",
+    "PublishedConfig",
     "Stratified",
+    "UNetConfig",
+    "UNetMethod",
     "load_official",
     "method_named",
 ]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from ambiseg._util.errors import ConfigError
@@ -54,6 +55,18 @@ class MethodConfig(Settings):
         return method_named(value.get("method") if isinstance(value, Mapping) else None).Config
 
 
+class PublishedConfig(MethodConfig):
+    """Settings of a method whose network exists in the size of its paper as well."""
+
+    published: bool = Field(
+        default=False, description="the network of the paper, in its size; the backbone section is then not used"
+    )
+
+    def trunk(self, backbone: BackboneConfig) -> BackboneConfig:
+        """The backbone section, or what most papers have in its place: PHiSeg's U-Net of seven levels."""
+        return BackboneConfig(name="unet", decoder="phiseg") if self.published else backbone
+
+
 @dataclass(frozen=True, eq=False)
 class ParameterGroup:
     """The parameters of one optimiser. ``None`` takes the value of the run's ``optimizer`` section."""
@@ -69,6 +82,11 @@ class Method(nn.Module, ABC):
 
     Attributes:
         Config: its settings, a :class:`MethodConfig` whose ``method`` is the key in ``METHODS``.
+        idea: what it does, in one sentence.
+        reference: authors, title and place of its paper.
+        year: of the paper.
+        defaults: settings of other sections that it needs, by key, such as ``{"optimizer.clip": 1000.0}``: recipes and
+            the command line come before them, the defaults of the library after.
         stratum: what a stratum is called in tables, pictures and file names; empty for methods without strata,
             required of those with.
         terms: what the terms of its loss are, by their names in ``metrics.csv``; the report shows it.
@@ -80,6 +98,10 @@ class Method(nn.Module, ABC):
     """
 
     Config: ClassVar[type[MethodConfig]]
+    idea: ClassVar[str] = ""
+    reference: ClassVar[str] = ""
+    year: ClassVar[int | None] = None
+    defaults: ClassVar[Mapping[str, Any]] = {}
     stratum: ClassVar[str] = ""
     terms: ClassVar[Mapping[str, str]] = {}
     annotations: ClassVar[tuple[str, ...]] = ("all", "random", "once")
@@ -179,8 +201,6 @@ class _Windowed(InParts):
     ) -> None:
         self.method, self.first, self.image, self.windows, self.step = method, first, image, windows, step
         self.classes, self.size = method.classes, (image.shape[2], image.shape[3])
-        height, width = (-(-length // method.multiple) * method.multiple for length in self.size)
-        self.padded = height, width
 
     def _parts(self) -> Iterator[tuple[Tile, Predictive]]:
         for tile in tiles(self.image, self.windows, self.method.multiple):
@@ -189,8 +209,8 @@ class _Windowed(InParts):
                 self.step()
             yield tile, part
 
-    def noise(self, n: int, generator: torch.Generator | None = None, size: tuple[int, int] | None = None) -> Noise:
-        return self.first.noise(n, generator, self.padded)
+    def noise(self, n: int, generator: torch.Generator | None = None) -> Noise:
+        return self.first.noise(n, generator)
 
     def probs(self, noise: Noise) -> Tensor:
         canvas = torch.empty(1, noise.count, self.classes, *self.size, device=self.image.device)
@@ -203,7 +223,7 @@ class _Windowed(InParts):
 
         def parts() -> Iterator[tuple[Tile, Tensor]]:
             for tile, part in self._parts():
-                here = [noise.crop(tile.y, tile.x, part.size, self.padded) for noise in noises]
+                here = [noise.at(tile.y, tile.x) for noise in noises]
                 some = [noise[i : i + _AT_ONCE] for noise in here for i in range(0, noise.count, _AT_ONCE)]
                 yield tile, torch.cat([part.probs(noise) for noise in some], 1)
 
@@ -232,13 +252,11 @@ class _WindowedStrata(_Windowed, Stratified):
             total, area = total + part.weights * tile.weights.sum(), area + exact(tile.weights.sum())
         self.weights = total / area.to(total.dtype)
 
-    def noise(self, n: int, generator: torch.Generator | None = None, size: tuple[int, int] | None = None) -> Noise:
-        return Stratified.noise(self, n, generator, self.padded)
+    def noise(self, n: int, generator: torch.Generator | None = None) -> Noise:
+        return Stratified.noise(self, n, generator)
 
-    def noise_of(
-        self, strata: Tensor, generator: torch.Generator | None = None, size: tuple[int, int] | None = None
-    ) -> Noise:
-        return self.first.noise_of(strata, generator, self.padded)
+    def noise_of(self, strata: Tensor, generator: torch.Generator | None = None) -> Noise:
+        return self.first.noise_of(strata, generator)
 
     def centre_noise(self) -> Noise:
         return self.first.centre_noise()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ambiseg._util.errors import ConfigError
 from ambiseg.masks import MaskDistribution
 from ambiseg.nn.pixelhead import label_dtype
+from ambiseg.nn.places import as_normal_, uniform_at
 from ambiseg.nn.windows import Block
 
 P = TypeVar("P", bound="Stratified")
@@ -37,17 +38,23 @@ def evaluation(module: nn.Module) -> Iterator[None]:
 class Noise:
     """What is random about N draws per image. The same noise makes the same draw in every window and every slice.
 
+    Noise that belongs to places of the image is not stored: :meth:`uniform` and :meth:`normal` compute it from the seed
+    of a draw and the place, so that a window gets what the whole image has there.
+
     Attributes:
-        codes: ``[B, N, L]`` numbers that hold for a whole image: latent codes, seeds, members.
+        codes: ``[B, N, L]`` numbers that hold for a whole image: latent codes, members.
         weights: ``[B, N]`` of the draws; ``None`` is equal.
         strata: ``[B, N]`` the stratum of each draw; ``None`` for methods without.
-        fields: by name, ``[B, N, C, h, w]`` numbers that belong to places of the image, at its size or coarser.
+        seeds: ``[B, N]`` int32, of the noise that belongs to places; ``None`` for methods without. See
+            :func:`ambiseg.nn.places.new_seeds`.
+        origin: (y, x) of the window in its image.
     """
 
     codes: Tensor
     weights: Tensor | None = None
     strata: Tensor | None = None
-    fields: Mapping[str, Tensor] = field(default_factory=dict)
+    seeds: Tensor | None = None
+    origin: tuple[int, int] = (0, 0)
 
     @property
     def count(self) -> int:
@@ -64,16 +71,28 @@ class Noise:
 
     def __getitem__(self, draws: slice) -> Noise:
         """Some of the draws, with the weights that they had."""
-        weights, strata = (None if x is None else x[:, draws] for x in (self.weights, self.strata))
-        return Noise(self.codes[:, draws], weights, strata, {k: v[:, draws] for k, v in self.fields.items()})
+        weights, strata, seeds = (None if x is None else x[:, draws] for x in (self.weights, self.strata, self.seeds))
+        return replace(self, codes=self.codes[:, draws], weights=weights, strata=strata, seeds=seeds)
 
-    def crop(self, y: int, x: int, window: tuple[int, int], size: tuple[int, int]) -> Noise:
-        """The noise of a window at ``(y, x)`` of an image of ``size``; coarser fields are cut at their own scale."""
-        fields = {}
-        for name, values in self.fields.items():
-            sy, sx = (max(1, round(whole / own)) for whole, own in zip(size, values.shape[3:], strict=True))
-            fields[name] = values[..., y // sy : (y + window[0]) // sy, x // sx : (x + window[1]) // sx]
-        return replace(self, fields=fields)
+    def at(self, y: int, x: int) -> Noise:
+        """The noise of a window at ``(y, x)``."""
+        return replace(self, origin=(self.origin[0] + y, self.origin[1] + x))
+
+    def uniform(self, key: int, channels: int, size: tuple[int, int], stride: int = 1) -> Tensor:
+        """Numbers in (0, 1) that belong to places, ``[B, N, channels, *size]``; other keys give other numbers.
+
+        Args:
+            key: which numbers: of a layer, a level, a step.
+            size: of the map.
+            stride: pixels of the image per place of the map. Windows start at multiples of it.
+        """
+        if self.seeds is None:
+            raise ValueError("expected noise with seeds, found none")
+        return uniform_at(self.seeds, key, channels, size, (self.origin[0] // stride, self.origin[1] // stride))
+
+    def normal(self, key: int, channels: int, size: tuple[int, int], stride: int = 1) -> Tensor:
+        """The same, of a standard normal distribution."""
+        return as_normal_(self.uniform(key, channels, size, stride))
 
 
 class Predictive(ABC):
@@ -90,12 +109,8 @@ class Predictive(ABC):
     passes: ClassVar[int] = 0
 
     @abstractmethod
-    def noise(self, n: int, generator: torch.Generator | None = None, size: tuple[int, int] | None = None) -> Noise:
-        """What is random about ``n`` equally likely draws per image.
-
-        Args:
-            size: of the whole image, when this predictive is of one window of it: noise with ``fields`` covers it all.
-        """
+    def noise(self, n: int, generator: torch.Generator | None = None) -> Noise:
+        """What is random about ``n`` equally likely draws per image."""
 
     @abstractmethod
     def probs(self, noise: Noise) -> Tensor:
@@ -137,33 +152,29 @@ class Stratified(Predictive):
     weights: Tensor
 
     @abstractmethod
-    def noise_of(
-        self, strata: Tensor, generator: torch.Generator | None = None, size: tuple[int, int] | None = None
-    ) -> Noise:
+    def noise_of(self, strata: Tensor, generator: torch.Generator | None = None) -> Noise:
         """One draw from each of the strata named, ``[B, N]`` numbers from 0 to K - 1."""
 
     @abstractmethod
     def centre_noise(self) -> Noise:
         """The most typical draw of each stratum, N = K."""
 
-    def noise(self, n: int, generator: torch.Generator | None = None, size: tuple[int, int] | None = None) -> Noise:
+    def noise(self, n: int, generator: torch.Generator | None = None) -> Noise:
         """Strata drawn by their weights, and one draw from each."""
         if self.weights.is_cpu and not self.weights.isfinite().all():  # another device is not waited for
             found = "nan: images far from what the model was trained on, or a training that went astray"
             raise ConfigError(f"model: expected weights of its strata that are numbers, found {found}")
         strata = torch.multinomial(self.weights.detach(), n, replacement=True, generator=generator)
-        return self.noise_of(strata, generator, size)
+        return self.noise_of(strata, generator)
 
-    def compact_noise(
-        self, per_stratum: int, generator: torch.Generator | None = None, size: tuple[int, int] | None = None
-    ) -> Noise:
+    def compact_noise(self, per_stratum: int, generator: torch.Generator | None = None) -> Noise:
         """``per_stratum`` draws from every stratum, side by side, each of weight ``weights / per_stratum``."""
         if per_stratum < 1:
             raise ValueError(f"expected at least one sample per stratum, found {per_stratum}")
         B, K = self.weights.shape
         strata = torch.arange(K, device=self.weights.device).repeat_interleave(per_stratum).expand(B, -1)
         weights = (self.weights / per_stratum).repeat_interleave(per_stratum, 1)
-        return replace(self.noise_of(strata, generator, size), weights=weights)
+        return replace(self.noise_of(strata, generator), weights=weights)
 
     def compact(self, per_stratum: int, generator: torch.Generator | None = None) -> MaskDistribution:
         """The compact form: ``per_stratum`` masks of every stratum, side by side, with their weights."""

@@ -11,7 +11,7 @@ from ambiseg._util.text import did_you_mean
 from ambiseg.nn.deeplab import DeepLabV3Plus
 from ambiseg.nn.features import Backbone
 from ambiseg.nn.own import own_backbone, untrained
-from ambiseg.nn.unet import FULL, LIGHT, Scaled, UNet, unet_weights
+from ambiseg.nn.unet import FULL, LIGHT, Convolutions, Decoder, Scaled, UNet, unet_weights
 from ambiseg.settings import SettingError, Settings, Text, shown
 
 BACKBONES = ("unet", "unet-light", "deeplabv3plus")
@@ -42,6 +42,11 @@ class BackboneConfig(Settings):
         description="features of each level of a U-Net, two to ten levels of 1 to 4,096; null: those of its name",
     )
     convs: int = Field(default=3, ge=1, le=32, description="convolutions per level of a U-Net")
+    decoder: Decoder = Field(
+        default="released",
+        description="features of a U-Net's step up from level i to i − 1: as many as level i − 1, with bias in "
+        "convolutions (released, as in the code of MoSE), or as many as level i, without bias (phiseg, as in papers)",
+    )
     momentum: float = Field(
         default=0.01,
         gt=0,
@@ -74,7 +79,7 @@ class BackboneConfig(Settings):
             found = f"{self.multiple} for {len(self.levels)} levels at scale {self.scale}"
             key = "channels" if self.scale == 1 else "scale"
             raise SettingError(key, f"expected images to be padded to a multiple of at most {_COARSEST}, found {found}")
-        if (weights := unet_weights(self.levels, self.convs) if self.levels else 0) > _WEIGHTS:
+        if (weights := unet_weights(self.levels, self.convs, decoder=self.decoder) if self.levels else 0) > _WEIGHTS:
             found = f"{weights:.2g} in {shown(self.levels)} with {self.convs} convolutions each"
             raise SettingError("channels", f"expected at most {_WEIGHTS:.2g} weights, found {found}")
         return self
@@ -91,6 +96,16 @@ class BackboneConfig(Settings):
         """What images are padded to, as far as the settings tell."""
         return self.scale * 2 ** max(len(self.levels) - 1, 0)
 
+    @property
+    def unet_levels(self) -> tuple[int, ...]:
+        """Features of each level of networks beside the backbone: its own, and :data:`LIGHT` with other than U-Nets."""
+        return self.levels or LIGHT
+
+    @property
+    def kind(self) -> Convolutions:
+        """How a level of the U-Net is built."""
+        return Convolutions(self.convs, self.decoder == "released", self.momentum)
+
     def build(self, in_channels: int, **levels: Any) -> Backbone:
         """The network with fresh weights. ``levels`` are further arguments of a U-Net."""
         network = self._network(in_channels, **levels)
@@ -103,7 +118,7 @@ class BackboneConfig(Settings):
             return DeepLabV3Plus(in_channels)
         if is_reference(self.name):
             return own_backbone(self.name, in_channels, self.options)
-        return UNet(in_channels, self.levels, convs=self.convs, momentum=self.momentum, **levels)
+        return UNet(in_channels, self.levels, self.decoder, convs=self.convs, momentum=self.momentum, **levels)
 
     def without_weights(self) -> BackboneConfig:
         """The same network, but no pretrained weights are fetched, because others are about to replace them."""

@@ -36,7 +36,7 @@ class Folded(NamedTuple):
     """A pixel head with its noise folded in: what the tiled functions run.
 
     Attributes:
-        weight: ``[B, N, H, F]`` first layer of each sample.
+        weight: ``[B, N, H, F]`` first layer of each sample; ``[B, 1, H, F]`` where samples differ by their bias alone.
         bias: ``[B, N, H]``.
         rest: (weight ``[out, in]``, bias ``[out]``) of the other layers, in order; the last one gives C logits.
     """
@@ -103,7 +103,7 @@ def mean_softmax(rows: Tensor, head: Folded, weights: Tensor, tile: int | None =
 
 def _forward_only(rows: Tensor, head: Folded, weights: Tensor, tile: int | None, masks: bool) -> tuple[Tensor, Tensor]:
     rows, head = _unflatten(_arguments(rows, head))
-    (B, P, _), N, dtype = rows.shape, head.weight.shape[1], label_dtype(head.classes)
+    (B, P, _), N, dtype = rows.shape, head.bias.shape[1], label_dtype(head.classes)
     head, weights = _margin(head), weights.to(rows.dtype)
     (last, bias), C = head.rest[-1], head.classes
     labels = torch.empty(B, N if masks else 0, P, dtype=dtype, device=rows.device)
@@ -146,14 +146,16 @@ def _tile_size(rows: Tensor, samples: int, hidden: int) -> int:
 
 def _tiles(rows: Tensor, head: Folded, tile: int | None) -> Iterator[tuple[int, slice, Layers]]:
     """Image, slice of pixels, and the layers of that image's samples."""
-    N, H = head.weight.shape[1:3]
+    N, H = head.bias.shape[1:]
+    shared = head.weight.shape[1] < N  # the first layer: all samples have one product
     size = _tile_size(rows, N, H) if tile is None else tile
     for b in range(len(rows)):
         weight, bias = head.weight[b].flatten(0, 1).t(), head.bias[b].flatten()
 
         def layers(x: Tensor, last: bool = True, weight: Tensor = weight, bias: Tensor = bias) -> list[Tensor]:
             """[T, F] -> activations of every layer, [T·N, ·]; the last are logits, unless they are left out."""
-            values = [_relu_(torch.addmm(bias, x, weight)).view(-1, H)]
+            first = (x @ weight)[:, None] + bias.view(N, H) if shared else torch.addmm(bias, x, weight)
+            values = [_relu_(first).view(-1, H)]
             for w, a in head.rest[:-1]:
                 values.append(_relu_(torch.addmm(a, values[-1], w.t())))
             if last:
@@ -265,6 +267,7 @@ def _apply(function: Any, rows: Tensor, head: Folded, settings: Any, tile: int |
     device = rows.device.type
     known = torch.amp.is_autocast_available(device)  # pyright: ignore[reportPrivateImportUsage]
     bf16 = known and torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
+    head = head._replace(weight=head.weight.expand(-1, head.bias.shape[1], -1, -1))  # whose gradients are added up
     with full_precision(rows):
         return function.apply(settings, tile, *_arguments(rows, head, torch.bfloat16 if bf16 else None))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,7 @@ class UNet(Backbone):
         bias: whether convolutions have a bias (the norm after them makes it redundant). By default as in the code
             that each decoder comes from: ``released`` has them, ``phiseg`` does not.
         convs: convolutions per level.
+        norm: batch norm after each convolution; without it convolutions always have a bias.
         gate_level: which encoder map the gate reads, as a fraction of the way down; 1 is the bottom.
         inject_level: where noise enters, as a fraction of the way up; 1 is the last features. Below 1, ``forward``
             stops there and :meth:`finish` does the remaining steps, once for each sample.
@@ -66,6 +67,7 @@ class UNet(Backbone):
         gate_level: float = 1.0,
         inject_level: float = 1.0,
         momentum: float = 0.01,
+        norm: bool = True,
     ) -> None:
         super().__init__()
         if decoder not in get_args(Decoder):
@@ -76,18 +78,17 @@ class UNet(Backbone):
                 f"found in_channels={in_channels}, channels={tuple(channels)}, convs={convs}"
             )
         bias = decoder == "released" if bias is None else bias
+        kind = Convolutions(convs, bias or not norm, momentum, norm)
         steps = len(channels) - 1
         self.in_channels = in_channels
         self.gate_step = _step(gate_level, steps, "gate_level")
         self.inject_step = _step(inject_level, steps, "inject_level")
 
-        above = [in_channels, *channels[:-1]]
-        self.down = nn.ModuleList(_block(i, o, convs, bias, momentum) for i, o in zip(above, channels, strict=True))
+        self.down = encoder(in_channels, channels, kind)
         skips = channels[-2::-1]  # of the maps that the decoder meets on its way up
         widths = [channels[-1], *(skips if decoder == "released" else channels[:0:-1])]  # after 0, 1, 2, … steps up
         self.up = nn.ModuleList(
-            _block(below + skip, width, convs, bias, momentum)
-            for below, skip, width in zip(widths[:-1], skips, widths[1:], strict=True)
+            kind.block(below + skip, width) for below, skip, width in zip(widths[:-1], skips, widths[1:], strict=True)
         )
         self.gate_channels = channels[self.gate_step]
         self.dense_channels = widths[self.inject_step]
@@ -102,12 +103,8 @@ class UNet(Backbone):
     def forward(self, images: Tensor) -> Features:
         """Images ``[B, in_channels, H, W]`` -> features; ``dense`` is ``[B, F, H, W]`` unless ``inject_level`` < 1."""
         check_images(images, self.in_channels)
-        x = pad_to_multiple(images, self.multiple)
-        maps: list[Tensor] = []
-        for level, block in enumerate(self.down):
-            x = block(F.avg_pool2d(x, 2) if level else x)
-            maps.append(x)
-        skips = maps[-2::-1]
+        maps = encoded(self.down, pad_to_multiple(images, self.multiple))
+        x, skips = maps[-1], maps[-2::-1]
         for step in range(self.inject_step):
             x = self._climb(step, x, skips[step])
         left = tuple(skips[self.inject_step :])
@@ -129,15 +126,19 @@ class UNet(Backbone):
         return self.up[step](torch.cat([x, skip], 1))
 
 
-def unet_weights(channels: Sequence[int], convs: int, in_channels: int = 1) -> int:
+def unet_weights(channels: Sequence[int], convs: int, in_channels: int = 1, decoder: Decoder = "released") -> int:
     """How many weights the convolutions of a U-Net have, without making one.
 
     >>> unet = UNet(1, (4, 8, 16), convs=2)
     >>> unet_weights((4, 8, 16), 2) == sum(w.numel() for w in unet.parameters() if w.ndim == 4)
     True
+    >>> unet_weights(FULL, 3, decoder="phiseg")  # 10.3 million with batch norm
+    10303776
     """
     blocks = [*zip([in_channels, *channels[:-1]], channels, strict=True)]
-    blocks += [(below + skip, skip) for below, skip in zip(channels[1:], channels[:-1], strict=True)]
+    widths = channels[:-1] if decoder == "released" else channels[1:]  # of the steps up, the last one first
+    below = [*widths[1:], channels[-1]]
+    blocks += [(under + skip, width) for under, skip, width in zip(below, channels[:-1], widths, strict=True)]
     return sum(9 * (first * out + (convs - 1) * out * out) for first, out in blocks)
 
 
@@ -246,15 +247,40 @@ class BatchNorm(nn.BatchNorm2d):
         return super().forward(input)
 
 
-def _block(in_channels: int, out_channels: int, convs: int, bias: bool, momentum: float) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for i in range(convs):
-        conv = nn.Conv2d(out_channels if i else in_channels, out_channels, 3, padding=1, bias=bias)
-        nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
-        if conv.bias is not None:
-            nn.init.trunc_normal_(conv.bias, std=0.001, a=-0.002, b=0.002)
-        layers += [conv, BatchNorm(out_channels, eps=1e-3, momentum=momentum), nn.ReLU(inplace=True)]
-    return nn.Sequential(*layers)
+class Convolutions(NamedTuple):
+    """How a level is built: ``convs`` × (3×3 convolution, batch norm, ReLU)."""
+
+    convs: int = 3
+    bias: bool = False
+    momentum: float = 0.01
+    norm: bool = True
+
+    def block(self, in_channels: int, out_channels: int) -> nn.Sequential:
+        """One level."""
+        layers: list[nn.Module] = []
+        for i in range(self.convs):
+            conv = nn.Conv2d(out_channels if i else in_channels, out_channels, 3, padding=1, bias=self.bias)
+            nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+            if conv.bias is not None:
+                nn.init.trunc_normal_(conv.bias, std=0.001, a=-0.002, b=0.002)
+            norm = [BatchNorm(out_channels, eps=1e-3, momentum=self.momentum)] if self.norm else []
+            layers += [conv, *norm, nn.ReLU(inplace=True)]
+        return nn.Sequential(*layers)
+
+
+def encoder(in_channels: int, channels: Sequence[int], kind: Convolutions) -> nn.ModuleList:
+    """The levels on the way down; :func:`encoded` runs them."""
+    above = [in_channels, *channels[:-1]]
+    return nn.ModuleList(kind.block(i, o) for i, o in zip(above, channels, strict=True))
+
+
+def encoded(levels: nn.ModuleList, images: Tensor) -> list[Tensor]:
+    """The maps of all levels, from the image's size down; its sides are multiples of 2^(levels − 1)."""
+    maps: list[Tensor] = []
+    for level, block in enumerate(levels):
+        images = block(F.avg_pool2d(images, 2) if level else images)
+        maps.append(images)
+    return maps
 
 
 def _step(fraction: float, steps: int, name: str) -> int:

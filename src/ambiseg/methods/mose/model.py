@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,19 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from ambiseg.masks import MaskDistribution, Masks, as_masks
-from ambiseg.methods.base import Canvas, InParts, Method, Noise, Predictive, Stratified, evaluation
+from ambiseg.methods.base import Method, Noise, Predictive, Stratified, evaluation
+from ambiseg.methods.dense import BAND, DensePredictive, drawn, in_parts
 from ambiseg.methods.mose.config import MoSEConfig
 from ambiseg.methods.mose.grouping import merge_alike
 from ambiseg.methods.schedules import final
 from ambiseg.nn import Backbone, Experts, Features, Gate, PixelHead, ReleasedHead
 from ambiseg.nn.config import BackboneConfig
-from ambiseg.nn.pixelhead import Folded, as_rows, draw_masks, label_dtype, mean_softmax, pixel_logits, region_sums
-from ambiseg.nn.windows import Block, Step, Windows, dense_blocks, stitched
+from ambiseg.nn.pixelhead import Folded, as_rows, mean_softmax, pixel_logits, region_sums
+from ambiseg.nn.windows import Step, Windows, stitched
 from ambiseg.overlap import COSTS, Cost, ce_from_sums, iou_from_sums, regions_of
 from ambiseg.settings import validate
 from ambiseg.transport import couple, optimal_plan, relaxed_objective
-
-_BAND = 1 << 18  # pixels of which masks are drawn at a time
 
 
 class _Drawn(NamedTuple):
@@ -56,6 +54,12 @@ class MoSE(Method):
     """
 
     Config: ClassVar = MoSEConfig
+    idea = "experts with Gaussians of their own and a gate, fitted to all annotations at once by optimal transport"
+    reference = (
+        "Gao et al., Modeling Multimodal Aleatoric Uncertainty in Segmentation with Mixture of Stochastic Experts, "
+        "ICLR 2023"
+    )
+    year = 2023
     stratum = "expert"
     terms = {  # noqa: RUF012 - declared as a class variable in Method
         "transport": "how far the masks are from the annotations that they are matched with",
@@ -123,7 +127,9 @@ class MoSE(Method):
         with evaluation(self), torch.no_grad():
             features, size = stitched(self.backbone, image, windows, step), (image.shape[2], image.shape[3])
             predictive = self._predictive(features, size)
-            return predictive if features.dense.numel() else _MoSEInParts(predictive, image, windows, step)
+            if features.dense.numel():
+                return predictive
+            return in_parts(self, predictive, self.backbone, image, windows, step)
 
     def loss(
         self,
@@ -231,7 +237,7 @@ class MoSE(Method):
 
 
 @dataclass(frozen=True, eq=False)
-class MoSEPredictive(Stratified):
+class MoSEPredictive(DensePredictive, Stratified):
     """What MoSE predicts for a batch of images; its strata are the experts.
 
     Attributes:
@@ -266,9 +272,7 @@ class MoSEPredictive(Stratified):
     def _mode(self) -> AbstractContextManager[None]:
         return nullcontext() if self.training else evaluation(self.model)
 
-    def noise_of(
-        self, strata: Tensor, generator: torch.Generator | None = None, size: tuple[int, int] | None = None
-    ) -> Noise:
+    def noise_of(self, strata: Tensor, generator: torch.Generator | None = None) -> Noise:
         """A latent code from each of the experts named."""
         return Noise(self.model.experts.of(strata, generator), strata=strata)
 
@@ -295,18 +299,7 @@ class MoSEPredictive(Stratified):
     def render(self, noise: Noise) -> MaskDistribution:
         if not self.tiled:
             return super().render(noise)
-        rows, head = self._folded(noise.codes)
-        (B, P, _), C, device = rows.shape, self.classes, rows.device
-        if P <= _BAND:
-            labels, marginal = draw_masks(rows, head, noise.mass)
-        else:
-            labels = torch.empty(B, noise.count, P, dtype=label_dtype(C), device=device)
-            marginal = torch.empty(B, C, P, dtype=torch.promote_types(rows.dtype, torch.float32), device=device)
-            for start in range(0, P, _BAND):
-                band = slice(start, start + _BAND)
-                labels[:, :, band], marginal[:, :, band] = draw_masks(rows[:, band], head, noise.mass)
-        labels, marginal = labels.unflatten(2, self.size), marginal.unflatten(2, self.size)
-        return MaskDistribution(labels, None if noise.weights is None else noise.weights.detach(), marginal=marginal)
+        return drawn(*self._folded(noise.codes), noise, self.size)
 
     def marginal(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Class probabilities ``[B, C, H, W]`` from ``n`` samples, differentiable."""
@@ -315,51 +308,20 @@ class MoSEPredictive(Stratified):
         noise = self.noise(n, generator)
         return mean_softmax(*self._folded(noise.codes), noise.mass).unflatten(2, self.size)
 
+    def of_part(self, dense: Tensor) -> MoSEPredictive:
+        """The same for a part of the image."""
+        size = dense.shape[2], dense.shape[3]
+        return replace(self, features=self.features._replace(dense=dense), size=size)
+
     def _folded(self, latents: Tensor) -> tuple[Tensor, Folded]:
         with self._mode():
-            rows = self._rows if self.size[0] * self.size[1] <= _BAND else as_rows(self.features.dense)
+            rows = self._rows if self.size[0] * self.size[1] <= BAND else as_rows(self.features.dense)
             return rows, self.model.head.fold(latents)
 
     @cached_property
     def _rows(self) -> Tensor:
         """The features as the head reads them, kept for all draws where they are small."""
         return as_rows(self.features.dense)
-
-
-class _MoSEInParts(InParts, Stratified):
-    """One image whose features do not fit into memory: they are made again, and masks are drawn, part by part."""
-
-    def __init__(self, first: MoSEPredictive, image: Tensor, windows: Windows, step: Step | None) -> None:
-        self.first, self.image, self.windows, self.step = first, image, windows, step
-        self.classes, self.size, self.weights = first.classes, first.size, first.weights
-
-    def noise_of(
-        self, strata: Tensor, generator: torch.Generator | None = None, size: tuple[int, int] | None = None
-    ) -> Noise:
-        return self.first.noise_of(strata, generator, size)
-
-    def centre_noise(self) -> Noise:
-        return replace(self.first, weights=self.weights).centre_noise()
-
-    def probs(self, noise: Noise) -> Tensor:
-        canvas = torch.empty(1, noise.count, self.classes, *self.size, device=self.image.device)
-        for block, part in self._parts():
-            canvas[block.place] = part.probs(noise)
-        return canvas
-
-    def fill(self, canvas: Canvas, noises: Sequence[Noise]) -> None:
-        for block, part in self._parts():
-            for which, noise in enumerate(noises):
-                drawn = part.render(noise)
-                assert drawn.marginal is not None
-                canvas.put(which, block, drawn.labels, drawn.marginal)
-
-    def _parts(self) -> Iterator[tuple[Block, MoSEPredictive]]:
-        model = self.first.model
-        with evaluation(model):
-            for block in dense_blocks(model.backbone, self.image, self.windows, self.step):
-                features, size = self.first.features._replace(dense=block.maps), block.maps.shape[2:]
-                yield block, replace(self.first, features=features, size=(size[0], size[1]))
 
 
 def _levels(config: MoSEConfig) -> dict[str, float]:
