@@ -27,6 +27,7 @@ from ambiseg.data.module import DataModule
 from ambiseg.evaluation import Evaluation
 from ambiseg.methods import METHODS
 from ambiseg.runs import build_model
+from ambiseg.training.precision import MIXED, resolve
 from benchmarks.harness import table
 
 SHAPES = [
@@ -98,26 +99,29 @@ def _moved(config: Config, epochs: int) -> dict[str, Any]:
 
 
 def epoch_seconds(config: Config) -> float:
-    """CPU time of an epoch, from a few steps."""
+    """CPU time of an epoch, from a few steps with their data. A phase counts by its share of the steps."""
     data = DataModule(config.data)
     data.setup()
     loader, generator = data.train_dataloader(), torch.Generator().manual_seed(0)
-    batches = iter(loader)
-    first, model = next(batches), build_model(config, data.cases.channels, len(data.cases.classes)).train()
-    groups = model.parameter_groups()
+    model = build_model(config, data.cases.channels, len(data.cases.classes)).train()
+    groups, precision = model.parameter_groups(), resolve(config.trainer.precision, "cpu")[0]
     optimisers = {key: torch.optim.Adam(group.parameters, lr=1e-5) for key, group in groups.items()}
-    best, phases = math.inf, max((tuple(model.phases(step)) for step in range(2)), key=len)
-    for batch in (first, *(next(batches) for _ in range(4))):
+    cheapest, loading, batches = dict.fromkeys(groups, math.inf), math.inf, iter(loader)
+    for _ in range(5):
         started = time.process_time()
-        for phase in phases:
-            extra = {"phase": phase} if len(groups) > 1 else {}
-            with torch.autocast("cpu", torch.bfloat16):
+        batch = next(batches)
+        loading = min(loading, time.process_time() - started)
+        for phase in groups:
+            started, extra = time.process_time(), {"phase": phase} if len(groups) > 1 else {}
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == MIXED):
                 loss = model.loss(batch.images, batch.annotations, generator=generator, **extra)["total"]
             optimisers[phase].zero_grad()
             loss.backward()
             optimisers[phase].step()
-        best = min(best, time.process_time() - started)
-    return best * len(loader)
+            cheapest[phase] = min(cheapest[phase], time.process_time() - started)
+    steps = [tuple(model.phases(step)) for step in range(1000)]
+    shares = {phase: sum(phase in step for step in steps) / len(steps) for phase in groups}
+    return (loading + sum(cheapest[phase] * shares[phase] for phase in groups)) * len(loader)
 
 
 def command(*arguments: str) -> float:

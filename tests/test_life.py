@@ -95,7 +95,9 @@ def test_whole_life(name, tmp_path, monkeypatch):
     assert {setting.form for setting in found.settings} == ({"standard", "compact"} if strata else {"standard"})
     assert (found.strata is not None) == strata
     assert evaluate(whole, samples=(4,), accelerator="cpu", quiet=True).to_json() == found.to_json()
-    found.save(whole / "evaluation-test.json")
+    turned = evaluate(whole, samples=(4,), symmetries=2, accelerator="cpu", quiet=True)
+    assert (found.symmetries, turned.symmetries) == (1, 2)
+    turned.save(whole / "evaluation-test.json")
     page = report(whole, out=tmp_path / "report.html", cases=1, quiet=True).read_text()
     assert all(text in page for text in KNOWN[name].terms.values())
 

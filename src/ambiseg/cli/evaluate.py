@@ -16,6 +16,7 @@ from ambiseg.cli.options import (
     NODES,
     SAMPLES,
     SEED,
+    SYMMETRIES,
     THREADS,
     WORKERS,
     add_device,
@@ -40,6 +41,7 @@ examples:
   ambiseg evaluate runs/demo                                the test part, 16 masks per image
   ambiseg evaluate runs/demo --split val --samples 16 50 100
   ambiseg evaluate runs/demo --form standard --protocol kohl2018
+  ambiseg evaluate runs/demo --symmetries 8                 averaged over flips and quarter turns
   ambiseg evaluate runs/demo --whole                        whole images, where the run scores their middle
   ambiseg evaluate runs/demo --devices 4                    four processes; the numbers are the same
   ambiseg evaluate runs/mine --root /new/place/of/scans     the data have moved
@@ -84,6 +86,8 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     )
     made.add_argument("--which", choices=("best", "last"), help="which weights (default: best)")
     made.add_argument("--seed", type=whole(0, SEED), metavar="S", help="seed of the draws (default: 0)")
+    symmetries = "average over so many flips and quarter turns of each image (default: 1, the image alone)"
+    made.add_argument("--symmetries", type=int, choices=SYMMETRIES, help=symmetries)
     made.add_argument("--whole", action="store_true", default=None, help="score whole images, whatever the run did")
     made.add_argument("--root", type=path, metavar="DIR", help="where the run's data are now")
     batch = "images per batch; another number makes other draws"
@@ -105,7 +109,19 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     made.set_defaults(run=_evaluate)
 
 
-_OPTIONS = ("split", "samples", "protocol", "which", "seed", "device", "devices", "num_nodes", "threads", "quiet")
+_OPTIONS = (
+    "split",
+    "samples",
+    "protocol",
+    "which",
+    "seed",
+    "symmetries",
+    "device",
+    "devices",
+    "num_nodes",
+    "threads",
+    "quiet",
+)
 _SETTINGS = 32  # numbers of samples that are scored at a time
 _DATA = {"root": "root", "batch_size": "eval_batch_size", "workers": "workers"}  # settings of the run's data
 

@@ -36,6 +36,7 @@ _RENAMED = {"--accelerator": "--device"}  # as evaluate called it
 # Bounds that are those of settings, which are not imported for --help; a test compares them.
 SEED, SAMPLES, SIDE, CLASSES = 2**32 - 1, 1024, 8192, 1 << 16
 BATCH, WORKERS, THREADS, NODES = 1 << 16, 256, 1024, 10_000
+SYMMETRIES = (1, 2, 4, 8)
 
 
 @cache

@@ -38,6 +38,7 @@ _BAR = 16  # characters
 def show(found: Evaluation, console: Console) -> None:
     """Print an evaluation: the verdict, the anchors, averages, then by how many drew anything, strata, known modes."""
     weights = "" if found.which == "files" else f", {found.which} weights"
+    weights += f", mean of {found.symmetries} symmetries" if found.symmetries > 1 else ""
     sizes = f"{count(found.images, 'image')} of {count(found.patients, found.unit)}"
     title = f"{found.run}: {found.split} of {found.data}, {sizes}, protocol {found.protocol}{weights}"
     console.print(title, style="bold", soft_wrap=True)

@@ -26,6 +26,8 @@ from ambiseg.evaluation.results import METRICS, Evaluation, Region
 from ambiseg.evaluation.scoring import ScoredCase, ScoringRules, score_batch
 from ambiseg.evaluation.summary import summarise
 from ambiseg.methods.drawing import FORMS
+from ambiseg.methods.symmetries import symmetric
+from ambiseg.methods.symmetries import symmetries as turned
 from ambiseg.metrics import PROTOCOLS
 from ambiseg.nn.windows import plan
 from ambiseg.runs import Run, Which, open_run
@@ -46,6 +48,7 @@ def evaluate(
     which: Which = "best",
     seed: int = 0,
     *,
+    symmetries: int = 1,
     data: Mapping[str, Any] | None = None,
     accelerator: str = "auto",
     devices: int | str = 1,
@@ -68,6 +71,7 @@ def evaluate(
         protocol: a key of ``PROTOCOLS``; ``None``: the run's.
         which: ``best`` or ``last`` weights.
         seed: seed of the draws.
+        symmetries: 2, 4 or 8: predictions are averaged over as many flips and quarter turns of each image.
         data: settings of :class:`~ambiseg.data.config.DataConfig` to change, such as ``root`` for data that have moved.
             Another ``eval_batch_size`` makes other draws.
         accelerator, devices, num_nodes: of Lightning's ``Trainer``. With several CPU devices the calling program is
@@ -77,7 +81,13 @@ def evaluate(
     """
     require("train")
     options = {"split": split, "samples": samples, "forms": forms, "protocol": protocol, "which": which, "seed": seed}
-    options |= {"data": data, "accelerator": accelerator, "devices": devices, "num_nodes": num_nodes}
+    options |= {
+        "symmetries": symmetries,
+        "data": data,
+        "accelerator": accelerator,
+        "devices": devices,
+        "num_nodes": num_nodes,
+    }
     options |= {"threads": threads, "quiet": quiet}
     runs = [run] if isinstance(run, (str, os.PathLike, Run)) else list(run)
     if len(runs) == 1:
@@ -106,6 +116,7 @@ def _score_run(
     protocol: str | None,
     which: Which,
     seed: int,
+    symmetries: int,
     data: Mapping[str, Any] | None,
     accelerator: str,
     devices: int | str,
@@ -125,6 +136,7 @@ def _score_run(
         forms = FORMS if PROTOCOLS[protocol].matching == "transport" else ("standard",)  # which has no weighted form
     if not samples or min(samples) < 1:
         raise ConfigError(f"samples: expected numbers of at least 1, found {', '.join(map(str, samples)) or 'none'}")
+    turned(symmetries)  # an error before anything is loaded
     if threads < 1:
         raise ConfigError(f"threads: expected at least 1, found {threads}")
     # The intensity that the run was trained with, even if the data set now recommends another.
@@ -158,7 +170,7 @@ def _score_run(
     rules = replace(rules, flips=module.cases.flips, constant=constant)
     with reporting("evaluating", silent) as report:
         score = partial(score_batch, rules=rules, forms=forms, samples=samples, seed=seed)
-        scoring = ScoringModule(model.method, score, threads, report)
+        scoring = ScoringModule(symmetric(model.method, symmetries), score, threads, report)
         scored = score_part(scoring, module, accelerator=accelerator, devices=devices, num_nodes=num_nodes)
     place = {module.cases.names[index]: i for i, index in enumerate(module.indices(split))}
     scored.sort(key=lambda one: place[one.scores.name])  # batches are of images of one size
@@ -166,7 +178,12 @@ def _score_run(
     about["region"] = scored_region(module, split, model.method.multiple)
     about |= {"unit": module.cases.unit, "annotator": module.cases.annotator}
     about |= {"protocol": protocol, "which": which, "weights": opened.digest(which), "seed": seed, "threads": threads}
-    about |= {"classes": card.classes, "flips": rules.flips, "stratum": card.stratum or "stratum"}
+    about |= {
+        "symmetries": symmetries,
+        "classes": card.classes,
+        "flips": rules.flips,
+        "stratum": card.stratum or "stratum",
+    }
     return scored, {**about, "batch_size": config.eval_batch_size}
 
 

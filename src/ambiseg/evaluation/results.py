@@ -276,6 +276,7 @@ class Evaluation(_Record):
             ``all`` or the part, ``files`` and an empty text.
         data: the title of the data.
         protocol, seed, threads, batch_size: how. With the same of each, any number of processes gives the same numbers.
+        symmetries: over how many flips and quarter turns of each image predictions were averaged; 1 is the image alone.
         images, patients: how many.
         unit, annotator: what images are grouped by, and who drew the masks: patient and reader, or sequence and mode.
         region: which pixels are scored; ``None`` in files of earlier versions, which do not say.
@@ -300,6 +301,7 @@ class Evaluation(_Record):
     data: str
     threads: int
     batch_size: int
+    symmetries: int = Field(default=1, ge=1)
     images: int
     patients: int
     unit: str = "patient"

@@ -94,6 +94,7 @@ class Method(nn.Module, ABC):
         uses_backbone: whether the ``backbone`` section says anything to it.
         incoherent: why one draw cannot be the same in all windows of an image and all slices of a volume, as one line;
             empty for methods whose noise decides a draw.
+        views: how often networks see an image, or a window of it, before anything is drawn.
         classes: C, background included.
     """
 
@@ -107,6 +108,7 @@ class Method(nn.Module, ABC):
     annotations: ClassVar[tuple[str, ...]] = ("all", "random", "once")
     uses_backbone: ClassVar[bool] = True
     incoherent: ClassVar[str] = ""
+    views: ClassVar[int] = 1
     classes: int
 
     @classmethod

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,7 @@ class Noise:
         seeds: ``[B, N]`` int32, of the noise that belongs to places; ``None`` for methods without. See
             :func:`ambiseg.nn.places.new_seeds`.
         origin: (y, x) of the window in its image.
+        symmetries: N numbers, which symmetry of the image each draw is made in; ``None``: of the image as it is.
     """
 
     codes: Tensor
@@ -55,6 +56,7 @@ class Noise:
     strata: Tensor | None = None
     seeds: Tensor | None = None
     origin: tuple[int, int] = (0, 0)
+    symmetries: tuple[int, ...] | None = None
 
     @property
     def count(self) -> int:
@@ -69,10 +71,14 @@ class Noise:
         like = self.codes if self.codes.is_floating_point() else self.codes.float()
         return torch.full_like(like[:, :, 0], 1 / self.count)
 
-    def __getitem__(self, draws: slice) -> Noise:
+    def __getitem__(self, draws: slice | list[int]) -> Noise:
         """Some of the draws, with the weights that they had."""
         weights, strata, seeds = (None if x is None else x[:, draws] for x in (self.weights, self.strata, self.seeds))
-        return replace(self, codes=self.codes[:, draws], weights=weights, strata=strata, seeds=seeds)
+        turned = self.symmetries
+        if turned is not None:
+            turned = turned[draws] if isinstance(draws, slice) else tuple(turned[i] for i in draws)
+        codes = self.codes[:, draws]
+        return replace(self, codes=codes, weights=weights, strata=strata, seeds=seeds, symmetries=turned)
 
     def at(self, y: int, x: int) -> Noise:
         """The noise of a window at ``(y, x)``."""
@@ -106,7 +112,7 @@ class Predictive(ABC):
 
     classes: int
     size: tuple[int, int]
-    passes: ClassVar[int] = 0
+    passes: int = 0
 
     @abstractmethod
     def noise(self, n: int, generator: torch.Generator | None = None) -> Noise:

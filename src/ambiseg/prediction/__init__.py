@@ -43,6 +43,7 @@ def predict(
     axis: int | None = None,
     assume_window: tuple[float, float] | None = None,
     extra: str | os.PathLike[str] | None = None,
+    symmetries: int = 1,
     dicom: str = "series",
     existing: Existing = "refuse",
     overview: bool = True,
@@ -59,7 +60,7 @@ def predict(
             with the package; or arrays ``[H, W]`` or ``[C, H, W]`` and volumes ``[D, C, H, W]`` in the units of the
             training data, with all channels of the model. One of them, or a list.
         out: a folder; every image gets a folder of its name in it, which appears when all its files are written.
-        per_stratum, samples, seed, window, overlap, merge, convert, axes, axis, assume_window, extra: see
+        per_stratum, samples, seed, window, overlap, merge, convert, axes, axis, assume_window, extra, symmetries: see
             :class:`Options`.
         dicom: DICOM files of one folder are the slices of one ``"series"``, or separate ``"files"``.
         existing: what to do with earlier results in ``out``: ``"refuse"``, ``"skip"`` their images, ``"overwrite"``.
@@ -82,7 +83,8 @@ def predict(
     >>> predict(bare, torch.rand(1, 32, 32), samples=2)[0].classes
     ('background', 'foreground')
     """
-    options = Options(per_stratum, samples, seed, window, overlap, merge, convert, axes, axis, assume_window, extra)
+    reading = {"convert": convert, "axes": axes, "axis": axis, "assume_window": assume_window, "extra": extra}
+    options = Options(per_stratum, samples, seed, window, overlap, merge, symmetries=symmetries, **reading)
     given = [images] if isinstance(images, str | os.PathLike | np.ndarray | Tensor) else list(images)
     arrays = [image for image in given if isinstance(image, np.ndarray | Tensor)]
     paths = [image for image in given if not isinstance(image, np.ndarray | Tensor)]

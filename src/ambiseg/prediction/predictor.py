@@ -29,6 +29,7 @@ from ambiseg.io.source import ReadOptions, Source
 from ambiseg.masks import MaskDistribution
 from ambiseg.methods.base import Method, Noise, Predictive, Stratified, evaluation
 from ambiseg.methods.drawing import draw_noise
+from ambiseg.methods.symmetries import symmetric
 from ambiseg.nn.pixelhead import label_dtype
 from ambiseg.nn.windows import Windows, plan
 from ambiseg.prediction.inputs import read_pixels, with_extra
@@ -72,7 +73,8 @@ class Predictor:
             opened = run if isinstance(run, Run) else open_run(run)
             model = opened.model(which, _device("cpu" if device is None else device))
             self.run = str(opened.folder) if isinstance(run, Run) else os.fspath(run)
-        self.method, self.card, self.which, self.device = model.method, model.card, model.which, model.device
+        self.method = symmetric(model.method, self.options.symmetries)
+        self.card, self.which, self.device = model.card, model.which, model.device
         if self.options.per_stratum is not None and not self.method.stratum:
             message = f"expected None for {type(self.method).__name__}, which has no strata"
             raise ConfigError(f"per_stratum: {message}, found {self.options.per_stratum}; set samples instead")
@@ -224,7 +226,8 @@ class _Slices:
         self.tiles = len(windows[0]) * len(windows[1]) if windows else 1
         self.seen: dict[int, np.ndarray] = {}
         self._kept: dict[int, Predictive] = {}
-        self._done, self._total, self._steps = 0, source.slices * self.tiles, self.tiles
+        self._steps = self.tiles * (predictor.method.views if windows else 1)
+        self._done, self._total = 0, source.slices * self._steps
 
     def weighted(self) -> tuple[Predictive, Tensor | None]:
         """The first slice, with the mean weights of all of them; and the weights ``[D, K]`` of each, if any."""

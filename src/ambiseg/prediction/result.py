@@ -37,6 +37,8 @@ class Options:
             these two in the units of the training data, and is mapped back.
         extra: for a model that was trained with another model's predictions as channels, the folder with those of the
             images, in files of the same stem.
+        symmetries: 2, 4 or 8: average over as many flips and quarter turns of the image, each of which takes as long
+            as the image itself; 1 is the image alone.
     """
 
     per_stratum: int | None = None
@@ -50,6 +52,7 @@ class Options:
     axis: int | None = None
     assume_window: tuple[float, float] | None = None
     extra: str | os.PathLike[str] | None = None
+    symmetries: int = 1
 
     def __post_init__(self) -> None:
         for name, least in (("per_stratum", 1), ("samples", 1), ("window", 0), ("overlap", 0)):

@@ -104,6 +104,7 @@ def _about(prediction: Prediction, masks: list[str], centres: list[str], entropy
         "per_stratum": len(draws) // len(centres) if compact else None,
         "samples": None if compact else len(draws),
         "seed": prediction.options.seed,
+        "symmetries": prediction.options.symmetries,
         "windows": prediction.windows,
         "classes": list(prediction.classes),
         "strata": described,

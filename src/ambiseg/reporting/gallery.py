@@ -22,6 +22,7 @@ from ambiseg.evaluation.results import CaseScores, Evaluation, SettingScores
 from ambiseg.masks import MaskDistribution
 from ambiseg.methods.base import Predictive, Stratified
 from ambiseg.methods.drawing import draw
+from ambiseg.methods.symmetries import symmetric
 from ambiseg.reporting.crop import Crop, crop_around
 from ambiseg.reporting.modes import ModeMatches, match_modes
 from ambiseg.runs import Run
@@ -231,12 +232,13 @@ def make_gallery(
             return None
     scores = {case.name: case for case in evaluation.cases}
     colours = class_colours(evaluation.classes, evaluation.evaluated, evaluation.flipped)
-    model = run.model("last" if evaluation.which == "last" else "best")
+    method = run.model("last" if evaluation.which == "last" else "best").method
+    method = symmetric(method, evaluation.symmetries)
     views, matches = {}, {}
     matched = [] if evaluation.modes is None else [*first, *chosen["best"][:1], *chosen["median"][:1]]
     for name in progress(names, len(names), "drawing cases", quiet):
         batch = module.batch_of(place[name])  # alone, so that it keeps its own size
-        seed, predictive = seed_of(evaluation.seed, "report", name), model.method.predict_whole(batch.images)
+        seed, predictive = seed_of(evaluation.seed, "report", name), method.predict_whole(batch.images)
         image = run.card.intensity.undo(batch.images)[0].numpy()
         views[name] = view_case(predictive, batch, image, scores[name], samples, seed, colours)
         if name in matched and isinstance(predictive, Stratified) and module.cases.flips:
