@@ -17,7 +17,7 @@ from ambiseg.masks import MaskDistribution, Masks
 from ambiseg.methods.base import Method, Noise, Predictive, PublishedConfig, evaluation
 from ambiseg.methods.dense import BAND, DensePredictive, drawn, in_parts
 from ambiseg.methods.schedules import Scheduled, final, values_of
-from ambiseg.methods.targets import one_each
+from ambiseg.methods.targets import Target, one_each
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.gaussian import Gaussian, GaussianHead, Scale, kl
 from ambiseg.nn.latent import LatentEncoder
@@ -181,10 +181,31 @@ class LatentUNet(Method, Generic[Prior]):
         posterior = self.posterior(images, target.one_hot(self.classes, centre=0.5))
         z = posterior.sample(generator)
         logits = self.head(dense, z[:, None])[:, 0]
-        fit = target.mean(pixel_ce(logits, target.labels, target.valid).sum((1, 2)))
-        apart = target.mean(self.divergence(posterior, prior, z, generator))
-        total = fit + (final(self.config.beta) if beta is None else beta) * apart
-        return {"total": total, "fit": fit.detach(), "kl": apart.detach()}
+        apart = self.divergence(posterior, prior, z, generator)
+        return negative_bound(logits, target, apart, final(self.config.beta) if beta is None else beta)
+
+
+def negative_bound(logits: Tensor, target: Target, divergence: Tensor, beta: float) -> dict[str, Tensor]:
+    """The negative evidence lower bound, a mean over the images that have a valid pixel:
+
+        total = mean_b [Σ_pixels CE(y_b, logits_b) + β KL_b]
+
+    Args:
+        logits: ``[B, C, H, W]`` of one code per image.
+        target: one mask per image.
+        divergence: ``[B]``, KL(q ‖ p) of the codes.
+        beta: β. It is per image: no pixel and no image of the batch is divided by.
+
+    Returns:
+        ``total``, and detached ``fit`` and ``kl``, its two terms without β.
+
+    >>> target = Target(torch.zeros(1, 2, 2, dtype=torch.long), None)
+    >>> negative_bound(torch.zeros(1, 2, 2, 2), target, torch.tensor([0.5]), beta=2.0)
+    {'total': tensor(3.7726), 'fit': tensor(2.7726), 'kl': tensor(0.5000)}
+    """
+    fit = target.mean(pixel_ce(logits, target.labels, target.valid).sum((1, 2)))
+    apart = target.mean(divergence)
+    return {"total": fit + beta * apart, "fit": fit.detach(), "kl": apart.detach()}
 
 
 @dataclass(frozen=True, eq=False)
