@@ -18,7 +18,7 @@ def new_seeds(images: int, n: int, generator: torch.Generator | None, device: to
 
 
 def uniform_at(seeds: Tensor, key: int, channels: int, size: tuple[int, int], origin: tuple[int, int]) -> Tensor:
-    """Numbers in (0, 1) with 24 random bits,  ``[B, N] -> [B, N, channels, h, w]``.
+    """Numbers in (0, 1) with 23 random bits,  ``[B, N] -> [B, N, channels, h, w]``.
 
     Args:
         seeds: int32.
@@ -39,7 +39,8 @@ def uniform_at(seeds: Tensor, key: int, channels: int, size: tuple[int, int], or
     planes = _mixed(drawn + axis(0, channels))[..., None]
     rows = _mixed(planes + axis(origin[0], size[0]))[..., None]
     bits = _mixed(rows + axis(origin[1], size[1]))  # one hash per number: the others are of rows
-    return bits.bitwise_and_(0xFFFFFF).float().add_(0.5).mul_(2.0**-24)
+    # 24 bits and a half would be rounded, the largest of them to 1, which is no number of a normal distribution.
+    return bits.bitwise_and_(0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
 
 
 def as_normal_(uniform: Tensor) -> Tensor:
