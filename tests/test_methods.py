@@ -20,6 +20,7 @@ TESTED: dict[str, dict[str, Any]] = {
     "mose": {},
     "unet": {},
     "probunet": {},
+    "ssn": {},
     **{name: {} for name in DROP_INS},
 }
 every_method = pytest.mark.parametrize("name", TESTED)

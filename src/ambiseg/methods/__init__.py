@@ -13,16 +13,19 @@ from ambiseg.methods.base import (
 )
 from ambiseg.methods.mose import MoSE, MoSEConfig, MoSEPredictive, load_official
 from ambiseg.methods.probunet import ProbUNet
+from ambiseg.methods.ssn import SSN, SSNConfig
 from ambiseg.methods.unet import UNetConfig, UNetMethod
 
 METHODS |= {
     "mose": MoSE,
     "unet": UNetMethod,
     "probunet": ProbUNet,
+    "ssn": SSN,
 }
 
 __all__ = [
     "METHODS",
+    "SSN",
     "Method",
     "MethodConfig",
     "MoSE",
@@ -33,6 +36,7 @@ __all__ = [
     "Predictive",
     "ProbUNet",
     "PublishedConfig",
+    "SSNConfig",
     "Stratified",
     "UNetConfig",
     "UNetMethod",
