@@ -31,7 +31,10 @@ def markdown() -> str:
 
 def words() -> str:
     """One line for every setting: its key, and the words that it may be."""
-    found = {row.key: row.words for table in tables() if table.key != "schedule" for row in table.rows}
+    found: dict[str, dict[str, None]] = {}  # methods may have settings of one name and different words
+    for table in tables():
+        for row in () if table.key == "schedule" else table.rows:
+            found.setdefault(row.key, {}).update(dict.fromkeys(row.words))
     return "".join(f"{' '.join([key, *values])}\n" for key, values in found.items())
 
 

@@ -15,6 +15,7 @@ from ambiseg._util.errors import ConfigError
 from ambiseg._util.text import did_you_mean, did_you_mean_key
 from ambiseg.data.config import DataConfig
 from ambiseg.methods import METHODS, MethodConfig, method_named
+from ambiseg.methods.base import DEFAULT
 from ambiseg.methods.schedules import Schedule
 from ambiseg.metrics import PROTOCOLS
 from ambiseg.nn.config import BackboneConfig
@@ -411,9 +412,10 @@ def tables() -> list[Table]:
     for name, field in Config.model_fields.items():
         if name == "model":
             for method, kind in METHODS.items():
-                found.append(
-                    Table("model", f"model, method {method}: {_summary(kind.Config)}", list(rows(kind.Config, name)))
-                )
+                title, (first, *own) = f"model, method {method}: {_summary(kind.Config)}", rows(kind.Config, name)
+                about = "which method is trained; ``ambiseg methods`` lists them"
+                named = [first._replace(meaning=about, words=tuple(METHODS))] if method == DEFAULT else []
+                found.append(Table("model", title, [*named, *own]))
             moving = "a setting that moves from epoch to epoch, instead of its number, such as model.capacity"
             found.append(Table("schedule", f"SCHEDULE: {moving}", list(rows(Schedule, "SCHEDULE"))))
         elif (kind := group_of(field.annotation)) is not None:

@@ -192,13 +192,18 @@ def settings_text(width: int = 100) -> str:
         "`ambiseg train demo --print-config > my.yaml` writes one to start from. Lists are [1, 2], tables are",
         "{key: value}, and null is no value.",
     ]
-    indent = 46
     for table in tables():
-        lines += ["", *textwrap.wrap(table.title, max(width, 60), subsequent_indent="  ")]
-        for row in table.rows:
-            start = f"  {'' if table.key == 'schedule' else '--'}{row.key:<30}{row.default}"
-            body = textwrap.wrap(row.meaning.replace("`", ""), max(width - indent, 30))
-            if len(start) < indent and body:
-                start = f"{start:<{indent}}{body.pop(0)}"
-            lines += [start, *(" " * indent + line for line in body)]
+        lines += ["", *textwrap.wrap(table.title, max(width, 60), subsequent_indent="  "), *setting_lines(table, width)]
     return "\n".join(lines)
+
+
+def setting_lines(table: Any, width: int, indent: int = 46) -> list[str]:
+    """The settings of one table: key and default, and the meaning beside them."""
+    lines = []
+    for row in table.rows:
+        start = f"  {'' if table.key == 'schedule' else '--'}{row.key:<30}{row.default}"
+        body = textwrap.wrap(row.meaning.replace("`", ""), max(width - indent, 30))
+        if len(start) < indent and body:
+            start = f"{start:<{indent}}{body.pop(0)}"
+        lines += [start, *(" " * indent + line for line in body)]
+    return lines

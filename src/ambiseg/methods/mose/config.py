@@ -23,7 +23,7 @@ _RANGES = {"capacity": (0.0, 1.0), "group_threshold": (0.0, 1.0), "annealing": (
 class MoSEConfig(MethodConfig):
     """MoSE, the mixture of stochastic experts."""
 
-    method: Literal["mose"] = Field(default="mose", description="mose, or another key of ``ambiseg.METHODS``")
+    method: Literal["mose"] = "mose"
     experts: int = Field(default=4, ge=1, le=SAMPLES, description="K, the number of experts")
     samples: int | Schedule = Field(
         default=4, description=f"S, samples of each expert in training; of all experts at most {_DRAWS:,}"
