@@ -20,6 +20,7 @@ TESTED: dict[str, dict[str, Any]] = {
     "mose": {},
     "unet": {},
     "probunet": {},
+    "probunet-gmm": {},
     "ssn": {},
     **{name: {} for name in DROP_INS},
 }

@@ -13,6 +13,7 @@ from ambiseg.methods.base import (
 )
 from ambiseg.methods.mose import MoSE, MoSEConfig, MoSEPredictive, load_official
 from ambiseg.methods.probunet import ProbUNet
+from ambiseg.methods.probunet_gmm import ProbUNetGMM
 from ambiseg.methods.ssn import SSN, SSNConfig
 from ambiseg.methods.unet import UNetConfig, UNetMethod
 
@@ -20,6 +21,7 @@ METHODS |= {
     "mose": MoSE,
     "unet": UNetMethod,
     "probunet": ProbUNet,
+    "probunet-gmm": ProbUNetGMM,
     "ssn": SSN,
 }
 
@@ -35,6 +37,7 @@ __all__ = [
     "ParameterGroup",
     "Predictive",
     "ProbUNet",
+    "ProbUNetGMM",
     "PublishedConfig",
     "SSNConfig",
     "Stratified",

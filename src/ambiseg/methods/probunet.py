@@ -34,10 +34,9 @@ _BETA = 1e6
 Prior = TypeVar("Prior", bound=tuple)  # of a code: a Gaussian or a mixture of them
 
 
-class ProbUNetConfig(PublishedConfig):
-    """Settings of the Probabilistic U-Net."""
+class LatentUNetConfig(PublishedConfig):
+    """Settings of U-Nets whose last layers read one code per image."""
 
-    method: Literal["probunet"] = "probunet"
     latent: int = Field(default=6, ge=1, le=256, description="L, dimension of the latent code z")
     hidden: int = Field(default=32, ge=1, le=1024, description="features of each hidden layer after z enters")
     layers: int = Field(default=3, ge=1, le=16, description="hidden layers after z enters")
@@ -57,7 +56,7 @@ class ProbUNetConfig(PublishedConfig):
     )
 
     @model_validator(mode="after")
-    def _bounds(self) -> ProbUNetConfig:
+    def _bounds(self) -> LatentUNetConfig:
         for value in values_of(self.beta):
             if not 0 <= value <= _BETA:
                 raise SettingError("beta", f"expected 0 to {_BETA:.0f}, found {value:g}")
@@ -72,6 +71,12 @@ class ProbUNetConfig(PublishedConfig):
     def scaled(self) -> Scale:
         """``scale``, decided."""
         return self.scale or ("softplus" if self.published else "exp")
+
+
+class ProbUNetConfig(LatentUNetConfig):
+    """Settings of the Probabilistic U-Net."""
+
+    method: Literal["probunet"] = "probunet"
 
 
 class LatentUNet(Method, Generic[Prior]):

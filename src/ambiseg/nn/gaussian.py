@@ -17,6 +17,7 @@ from ambiseg.overlap import full_precision
 
 LOG_SIGMA = 10.0  # log σ stays within ±this
 SMALLEST = 1e-4  # σ of a softplus
+FLOOR = 1e-3  # σ of a component of a mixture
 
 Scale: TypeAlias = Literal["exp", "softplus"]
 Pool: TypeAlias = Literal["before", "after", "none"]
@@ -45,8 +46,10 @@ class Gaussian(NamedTuple):
         return self.at(noise)
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """log N(z; mean, σ²), summed over all axes but the first, ``[B]``."""
-        return log_normal(z, self.mean, self.sigma).flatten(1).sum(1)
+        """log N(z; mean, σ²), summed over all axes but the first, ``[B]``; of draws ``[B, N, …]`` it is ``[B, N]``."""
+        if z.ndim == self.mean.ndim:
+            return log_normal(z, self.mean, self.sigma).flatten(1).sum(1)
+        return log_normal(z, self.mean[:, None], self.sigma[:, None]).flatten(2).sum(2)
 
 
 def log_normal(z: Tensor, mean: Tensor, sigma: Tensor) -> Tensor:
@@ -85,13 +88,33 @@ class Mixture(NamedTuple):
     sigma: Tensor
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """log Σ_k π_k N(z; m_k, σ_k²)  of codes ``[B, L]``, ``[B]``.
+        """log Σ_k π_k N(z; m_k, σ_k²)  of codes ``[B, L]``, ``[B]``; of N draws ``[B, N, L]`` it is ``[B, N]``.
 
         >>> one = Mixture(torch.zeros(1, 1), torch.zeros(1, 1, 2), torch.ones(1, 1, 2))
         >>> one.log_prob(torch.zeros(1, 2)), Gaussian(torch.zeros(1, 2), torch.ones(1, 2)).log_prob(torch.zeros(1, 2))
         (tensor([-1.8379]), tensor([-1.8379]))
         """
-        return torch.logsumexp(self.log_weights + log_normal(z[:, None], self.mean, self.sigma).sum(2), 1)
+        log_weights, mean, sigma = self if z.ndim == 2 else (x[:, None] for x in self)
+        return torch.logsumexp(log_weights + log_normal(z[..., None, :], mean, sigma).sum(-1), -1)
+
+    def at(self, components: Tensor, noise: Tensor) -> Tensor:
+        """m_k + σ_k · noise of the components ``[B, N]`` named, differentiable; ``noise`` is ``[B, N, L]``."""
+        index = components.long()[:, :, None].expand_as(noise)
+        return self.mean.gather(1, index) + self.sigma.gather(1, index) * noise
+
+
+def kl_of_draws(q: Gaussian, p: Gaussian | Mixture, z: Tensor) -> Tensor:
+    """KL(q ‖ p) estimated from draws z ~ q, ``[B, N, L] -> [B]``, for a p that has no closed form:
+
+        1/N Σ_n [log q(z_n) − log p(z_n)]
+
+    Its mean over draws is the divergence; one estimate may be negative.
+
+    >>> q, p = Gaussian(torch.zeros(1, 2), torch.ones(1, 2)), Gaussian(torch.ones(1, 2), torch.ones(1, 2))
+    >>> kl_of_draws(q, p, torch.tensor([[[0.0, 0.0], [1.0, 1.0]]]))  # 1 and −1
+    tensor([0.])
+    """
+    return (q.log_prob(z) - p.log_prob(z)).mean(1)
 
 
 def positive(values: Tensor, scale: Scale) -> Tensor:
@@ -120,10 +143,7 @@ class GaussianHead(nn.Module):
         super().__init__()
         self.scale: Scale = scale
         self.pool: Pool = pool
-        self.conv = nn.Conv2d(channels, 2 * latent, 1)
-        nn.init.kaiming_normal_(self.conv.weight, nonlinearity="linear")
-        assert self.conv.bias is not None
-        nn.init.zeros_(self.conv.bias)
+        self.conv = _pointwise(channels, 2 * latent)
 
     def forward(self, maps: Tensor) -> Gaussian:
         """``[B, channels, h, w] -> `` Gaussian of ``[B, L]``, or ``[B, L, h, w]`` where nothing is pooled."""
@@ -157,3 +177,95 @@ class GaussianHead(nn.Module):
     def _gaussian(self, maps: Tensor) -> Gaussian:
         mean, scale = self.conv(maps).chunk(2, 1)
         return Gaussian(mean, positive(scale, self.scale))
+
+
+class MixtureHead(nn.Module):
+    """A 1×1 convolution that gives a mixture of K Gaussians, averaged over the map like :class:`GaussianHead`.
+
+        conditional:  Σ_k π_k(x) N(m_k(x), diag σ_k(x)²)          free:  Σ_k π_k(x) N(m_k, diag σ_k²)
+
+    Components start with σ_k of about 1 around points that are drawn from N(0, I): those of equal means would get
+    equal gradients and never part. σ_k is at least :data:`FLOOR`, which is added to what the convolution gives, so that
+    a scale near it can grow again.
+
+    Args:
+        channels: of the maps that it reads.
+        latent: L, dimension of the code.
+        components: K.
+        free: means and scales are parameters, the same for all images; weights alone depend on the image.
+        scale: ``exp`` of a bounded logarithm, or ``softplus``.
+        pool: average over the map ``before`` the convolution, or ``after`` the scale is positive.
+
+    >>> head = MixtureHead(8, latent=6, components=4)
+    >>> [tuple(x.shape) for x in head(torch.randn(2, 8, 5, 5))]
+    [(2, 4), (2, 4, 6), (2, 4, 6)]
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        latent: int,
+        components: int,
+        free: bool = False,
+        scale: Scale = "exp",
+        pool: Literal["before", "after"] = "before",
+    ) -> None:
+        super().__init__()
+        self.components, self.latent, self.free, self.pool = components, latent, free, pool
+        self.scale: Scale = scale
+        numbers = components * latent
+        self.conv = _pointwise(channels, components + (0 if free else 2 * numbers))
+        apart, one = torch.randn(numbers), 0.0 if scale == "exp" else math.log(math.e - 1)
+        if free:
+            self.mean = nn.Parameter(apart.view(components, latent))
+            self.raw_sigma = nn.Parameter(torch.full((components, latent), one))
+        else:
+            assert self.conv.bias is not None
+            with torch.no_grad():
+                self.conv.bias[components:] = torch.cat([apart, torch.full((numbers,), one)])
+
+    def forward(self, maps: Tensor) -> Mixture:
+        """``[B, channels, h, w] -> `` the mixture of each image."""
+        return self.of(self.statistics(maps).mean((2, 3)))
+
+    @property
+    def averaged(self) -> int:
+        """Channels of :meth:`statistics`."""
+        return self.conv.in_channels if self.pool == "before" else self.conv.out_channels
+
+    def statistics(self, maps: Tensor) -> Tensor:
+        """What is averaged over the image, ``[B, channels, h, w] -> [B, averaged, h, w]``; :meth:`of` takes means."""
+        with full_precision(maps):
+            maps = at_least_float32(maps)
+            return maps if self.pool == "before" else self._numbers(maps)
+
+    def of(self, means: Tensor) -> Mixture:
+        """The mixture of averaged statistics ``[B, averaged]``."""
+        with full_precision(means):
+            if self.pool == "before":
+                means = self._numbers(means[:, :, None, None]).flatten(1)
+            logits, rest = means[:, : self.components], means[:, self.components :]
+            if self.free:
+                mean, sigma = self.mean, FLOOR + positive(self.raw_sigma, self.scale)
+                mean, sigma = (x.to(logits.dtype).expand(len(logits), -1, -1) for x in (mean, sigma))
+            else:
+                mean, sigma = rest.unflatten(1, (2, self.components, self.latent)).unbind(1)
+            return Mixture(logits.log_softmax(1), mean, sigma)
+
+    def _numbers(self, maps: Tensor) -> Tensor:
+        """Logits of the weights ``[B, K, h, w]``, and means and scales after them unless they are free."""
+        numbers = self.conv(maps)
+        if self.free:
+            return numbers
+        half = (numbers.shape[1] - self.components) // 2
+        logits, mean, scale = numbers.split([self.components, half, half], 1)
+        return torch.cat([logits, mean, FLOOR + positive(scale, self.scale)], 1)
+
+
+def _pointwise(channels: int, out: int) -> nn.Conv2d:
+    """A 1×1 convolution without activation after it."""
+    conv = nn.Conv2d(channels, out, 1)
+    nn.init.kaiming_normal_(conv.weight, nonlinearity="linear")
+    assert conv.bias is not None
+    nn.init.zeros_(conv.bias)
+    return conv
