@@ -373,7 +373,7 @@ def test_weights_of_draws_count_in_the_marginal():
 @pytest.mark.parametrize("kept", [True, False])
 def test_large_images_have_the_masks_of_the_whole(kept, monkeypatch):
     monkeypatch.setattr(nn_windows, "keeps", lambda backbone, size: kept)
-    monkeypatch.setattr("ambiseg.methods.pixelwise._BAND", 2000)
+    monkeypatch.setattr("ambiseg.methods.dense.BAND", 2000)
     built = model(2)
     image = torch.randn(1, 1, 45, 200)
     windows = nn_windows.plan((45, 200), built.multiple, window=128, overlap=64)

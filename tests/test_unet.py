@@ -80,7 +80,7 @@ def test_pixelwise_masks_have_the_probabilities_of_each_pixel():
 def test_large_images_have_the_masks_of_the_whole(sampling, kept, monkeypatch):
     """Whether features are kept for all of it, or made again for every rendering; in bands of few rows."""
     monkeypatch.setattr(nn_windows, "keeps", lambda backbone, size: kept)
-    monkeypatch.setattr("ambiseg.methods.pixelwise._BAND", 2000)
+    monkeypatch.setattr("ambiseg.methods.dense.BAND", 2000)
     built = model(sampling=sampling)
     image = torch.randn(1, 1, 45, 200)
     windows = nn_windows.plan((45, 200), built.multiple, window=128, overlap=64)

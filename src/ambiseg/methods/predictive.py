@@ -148,6 +148,14 @@ class Predictive(ABC):
         return self.sample(n, generator).marginal_probs(self.classes)
 
 
+class PointPredictive(Predictive):
+    """A predictive distribution that has one mask for all, without drawing."""
+
+    @abstractmethod
+    def point(self) -> Tensor:
+        """The mask that is predicted if it has to be one, ``[B, H, W]``."""
+
+
 class Stratified(Predictive):
     """Draws that fall into K strata of known probability.
 
