@@ -19,6 +19,8 @@ from tests.drop_ins import DROP_INS
 TESTED: dict[str, dict[str, Any]] = {
     "mose": {},
     "unet": {},
+    "ensemble": {"members": 2},
+    "mc-dropout": {},
     "probunet": {},
     "probunet-gmm": {},
     "ssn": {},

@@ -11,6 +11,8 @@ from ambiseg.methods.base import (
     Stratified,
     method_named,
 )
+from ambiseg.methods.ensemble import Ensemble
+from ambiseg.methods.mc_dropout import MCDropout
 from ambiseg.methods.mose import MoSE, MoSEConfig, MoSEPredictive, load_official
 from ambiseg.methods.probunet import ProbUNet
 from ambiseg.methods.probunet_gmm import ProbUNetGMM
@@ -20,6 +22,8 @@ from ambiseg.methods.unet import UNetConfig, UNetMethod
 METHODS |= {
     "mose": MoSE,
     "unet": UNetMethod,
+    "ensemble": Ensemble,
+    "mc-dropout": MCDropout,
     "probunet": ProbUNet,
     "probunet-gmm": ProbUNetGMM,
     "ssn": SSN,
@@ -28,6 +32,8 @@ METHODS |= {
 __all__ = [
     "METHODS",
     "SSN",
+    "Ensemble",
+    "MCDropout",
     "Method",
     "MethodConfig",
     "MoSE",

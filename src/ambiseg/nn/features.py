@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+Enter: TypeAlias = Callable[[int, Tensor], Tensor]
+"""The number of a block and the maps ``[B, …]`` that are about to enter it -> what enters in their place: ``[B, …]``,
+or ``[B·N, …]`` with the N variants of an image side by side."""
 
 
 class Features(NamedTuple):
@@ -33,12 +37,15 @@ class Backbone(nn.Module):
         multiple: how many times smaller than the image the deepest map is. Windows of large images start at multiples
             of it.
         finishes: whether ``forward`` stops before the last features, so that :meth:`finish` runs per sample.
+        block_levels: levels of an encoder and decoder that :meth:`start` and :meth:`resume` run in two parts; 0: none.
+            Its blocks are counted on the way down, then on the way up.
     """
 
     dense_channels: int
     gate_channels: int
     multiple: int = 64  # six halvings are as many as is usual
     finishes: bool = False
+    block_levels: int = 0
 
     @property
     def head_channels(self) -> int:
@@ -50,6 +57,25 @@ class Backbone(nn.Module):
         The N samples of an image stand next to each other. Only called when ``features.skips`` is not empty.
         """
         raise NotImplementedError(f"{type(self).__name__} takes noise at its last features only")
+
+    def start(self, images: Tensor, levels: int) -> list[Tensor]:
+        """The maps of the first ``levels`` levels, from the image's size down."""
+        raise NotImplementedError(f"{type(self).__name__} runs as a whole only")
+
+    def resume(self, maps: Sequence[Tensor], size: Sequence[int], enter: Enter) -> Tensor:
+        """From the maps of :meth:`start` to dense features ``[B·N, F, *size]``.
+
+        Args:
+            maps: of some images.
+            size: (H, W) of the images.
+            enter: is shown what enters each block that is left. After it has made N maps of one, all others are
+                repeated as needed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} runs as a whole only")
+
+    def stride(self, block: int) -> int:
+        """How many pixels of the image are one place of what enters a block."""
+        raise NotImplementedError(f"{type(self).__name__} runs as a whole only")
 
 
 class Adapter(Backbone):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ambiseg.nn.features import Backbone, Features, check_images, crop, pad_to_multiple
+from ambiseg.nn.features import Backbone, Enter, Features, check_images, crop, pad_to_multiple
 
 FULL = (32, 64, 128, 192, 192, 192, 192)
 """Channels of the paper's U-Net, level by level from the image's size down."""
@@ -55,6 +55,13 @@ class UNet(Backbone):
     >>> noisy = features.dense.repeat_interleave(3, 0)
     >>> noisy.shape, unet.finish(noisy, features, (30, 41)).shape
     (torch.Size([6, 8, 16, 22]), torch.Size([6, 4, 30, 41]))
+
+    Two variants of what enters the bottom, block 2 of 5; the levels above it are computed once:
+
+    >>> unet = UNet(in_channels=1, channels=(4, 8, 16))
+    >>> maps = unet.start(torch.zeros(1, 1, 30, 41), levels=2)
+    >>> unet.resume(maps, (30, 41), lambda block, x: torch.cat([x, -x]) if block == 2 else x).shape
+    torch.Size([2, 4, 30, 41])
     """
 
     def __init__(
@@ -95,6 +102,7 @@ class UNet(Backbone):
         self._head_channels = widths[-1]
         self.multiple = 2**steps
         self.finishes = self.inject_step < steps
+        self.block_levels = 0 if self.finishes else len(channels)
 
     @property
     def head_channels(self) -> int:
@@ -121,9 +129,28 @@ class UNet(Backbone):
             dense = self._climb(step, dense, skip.repeat_interleave(samples, 0))
         return crop(dense, size)
 
-    def _climb(self, step: int, x: Tensor, skip: Tensor) -> Tensor:
+    def start(self, images: Tensor, levels: int) -> list[Tensor]:
+        check_images(images, self.in_channels)
+        return encoded(self.down[:levels], pad_to_multiple(images, self.multiple))
+
+    def resume(self, maps: Sequence[Tensor], size: Sequence[int], enter: Enter) -> Tensor:
+        maps = list(maps)
+        for level in range(len(maps), len(self.down)):
+            maps.append(self.down[level](enter(level, F.avg_pool2d(maps[-1], 2))))
+        x = maps[-1]
+        for step, skip in enumerate(maps[-2::-1]):
+            variants = x.shape[0] // skip.shape[0]
+            x = self._climb(step, x, skip if variants == 1 else skip.repeat_interleave(variants, 0), enter)
+        return crop(x, size)
+
+    def stride(self, block: int) -> int:
+        levels = len(self.down)
+        return 2 ** (block if block < levels else 2 * levels - 2 - block)
+
+    def _climb(self, step: int, x: Tensor, skip: Tensor, enter: Enter | None = None) -> Tensor:
         x = F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)  # as the released code does
-        return self.up[step](torch.cat([x, skip], 1))
+        x = torch.cat([x, skip], 1)
+        return self.up[step](x if enter is None else enter(len(self.down) + step, x))
 
 
 def unet_weights(channels: Sequence[int], convs: int, in_channels: int = 1, decoder: Decoder = "released") -> int:
@@ -171,20 +198,38 @@ class Scaled(Backbone):
             raise ValueError(f"expected a scale of at least 1, found {scale}")
         self.network, self.scale = network, scale
         self.dense_channels, self.gate_channels = network.dense_channels, network.gate_channels
-        self.multiple, self.finishes = scale * network.multiple, network.finishes
+        self.multiple, self.finishes, self.block_levels = (
+            scale * network.multiple,
+            network.finishes,
+            network.block_levels,
+        )
 
     @property
     def head_channels(self) -> int:
         return self.network.head_channels
 
     def forward(self, images: Tensor) -> Features:
-        coarse = F.avg_pool2d(pad_to_multiple(images, self.scale), self.scale)
-        features = self.network(coarse)
+        features = self.network(self._coarse(images))
         return features if features.skips else features._replace(dense=self._fine(features.dense, images.shape[-2:]))
 
     def finish(self, dense: Tensor, features: Features, size: tuple[int, int]) -> Tensor:
+        return self._fine(self.network.finish(dense, features, self._coarse_size(size)), size)
+
+    def start(self, images: Tensor, levels: int) -> list[Tensor]:
+        return self.network.start(self._coarse(images), levels)
+
+    def resume(self, maps: Sequence[Tensor], size: Sequence[int], enter: Enter) -> Tensor:
+        return self._fine(self.network.resume(maps, self._coarse_size(size), enter), size)
+
+    def stride(self, block: int) -> int:
+        return self.scale * self.network.stride(block)
+
+    def _coarse(self, images: Tensor) -> Tensor:
+        return F.avg_pool2d(pad_to_multiple(images, self.scale), self.scale)
+
+    def _coarse_size(self, size: Sequence[int]) -> tuple[int, int]:
         height, width = (-(-length // self.scale) for length in size)
-        return self._fine(self.network.finish(dense, features, (height, width)), size)
+        return height, width
 
     def _fine(self, x: Tensor, size: Sequence[int]) -> Tensor:
         return crop(F.interpolate(x, scale_factor=self.scale, mode="bilinear", align_corners=False), size)
