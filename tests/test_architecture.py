@@ -48,7 +48,7 @@ LAYERS = [
     "config",
     "history weights",
     "runs",
-    "planning",
+    "ensembles planning",
     "training evaluation prediction",
     "reporting",
     "cli",

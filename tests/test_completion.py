@@ -18,7 +18,7 @@ from ambiseg.settings import keys
 from tests.tools import tool
 
 ASKED = {  # what is typed, the last word being completed -> what is offered
-    "ambiseg ": {"demo", "train", "evaluate", "predict", "report", "methods", "data", "completion"},
+    "ambiseg ": {"demo", "train", "ensemble", "evaluate", "predict", "report", "methods", "data", "completion"},
     "ambiseg ev": {"evaluate"},
     "ambiseg train au": {"auto"},
     "ambiseg train lidc-": {"lidc-light", "lidc-one-label"},

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         transport,
     )
     from ambiseg.config import Config
+    from ambiseg.ensembles import ensemble
     from ambiseg.evaluation import Evaluation, evaluate, evaluate_files
     from ambiseg.masks import MaskDistribution
     from ambiseg.methods import METHODS, Method, MoSE, Predictive, Stratified, load_official
@@ -71,6 +72,7 @@ __version__ = "0.2.0.dev0"
 # Where each public name lives; a module is its own home. `TYPE_CHECKING` above says the same to editors.
 _NAMES = {
     "config": ("Config",),
+    "ensembles": ("ensemble",),
     "evaluation": ("Evaluation", "evaluate", "evaluate_files"),
     "masks": ("MaskDistribution",),
     "methods": ("METHODS", "Method", "MoSE", "Plan", "Predictive", "Stratified", "load_official"),
@@ -92,8 +94,8 @@ _MODULES = (
 
 __all__ = [  # noqa: RUF022 - names first, then modules
     "METHODS", "PROTOCOLS", "Config", "Evaluation", "MaskDistribution", "Method", "MoSE", "Plan", "Predictive", "Run",
-    "Stratified", "TrainedModel", "bootstrap", "ece", "evaluate", "evaluate_files", "ged", "load", "load_official",
-    "matched_iou", "pairwise_iou", "pixel_entropy", "plan", "predict", "reliability_curve", "report",
+    "Stratified", "TrainedModel", "bootstrap", "ece", "ensemble", "evaluate", "evaluate_files", "ged", "load",
+    "load_official", "matched_iou", "pairwise_iou", "pixel_entropy", "plan", "predict", "reliability_curve", "report",
     "sample_diversity", "train", "config", "data", "evaluation", "io", "masks", "methods", "metrics", "nn", "overlap",
     "prediction", "regions", "runs", "training", "transport",
 ]  # fmt: skip

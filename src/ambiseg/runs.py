@@ -158,6 +158,7 @@ class _Record(BaseModel):
     precision: str = ""
     warnings: list[str] = []
     reasons: dict[str, str] = {}
+    members: list[dict[str, str]] = []
 
     @model_validator(mode="after")
     def _fits(self) -> _Record:
@@ -212,6 +213,7 @@ class Run:
         precision: str | None = None,
         reasons: Mapping[str, str] | None = None,
         warnings: Sequence[str] = (),
+        members: Sequence[Mapping[str, str]] = (),
     ) -> Iterator[Run]:
         """A new run, with what is known before the first step, whose folder is locked while the block runs.
 
@@ -222,6 +224,7 @@ class Run:
             precision: the one used, where the configuration may say ``auto``.
             reasons: of settings, by their keys, where the run was planned.
             warnings: what may keep it from learning.
+            members: the runs that its weights are put together from; see :mod:`ambiseg.ensembles`.
         """
         about = {
             "format": _FORMAT,
@@ -235,6 +238,7 @@ class Run:
             "git": _commit(),
             "warnings": list(warnings),
             **({"reasons": dict(reasons)} if reasons else {}),
+            **({"members": [dict(member) for member in members]} if members else {}),
         }
 
         def fill(place: Path) -> None:
@@ -288,6 +292,11 @@ class Run:
     def digest(self, which: Which = "best") -> str:
         """Hash of the weights: an evaluation with another hash is out of date."""
         return hashlib.blake2b(self._weights(which).read_bytes(), digest_size=16).hexdigest()
+
+    @property
+    def members(self) -> list[dict[str, str]]:
+        """The runs that the weights were put together from, where they were not trained here."""
+        return self._record.members
 
     @property
     def precision(self) -> str:

@@ -11,7 +11,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ambiseg._util.errors import ConfigError
 from ambiseg.masks import MaskDistribution, Masks
 from ambiseg.methods.base import Method, Noise, ParameterGroup, Predictive, PublishedConfig, Stratified, evaluation
 from ambiseg.methods.dense import DensePredictive, in_parts
@@ -20,6 +19,7 @@ from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.features import Backbone, Features
 from ambiseg.nn.pixelhead import label_dtype
 from ambiseg.nn.windows import Step, Windows, stitched
+from ambiseg.settings import validate
 
 
 class EnsembleConfig(PublishedConfig):
@@ -69,13 +69,15 @@ class Ensemble(Method):
         return cls(config, [UNetMethod.build(own, backbone, in_channels, classes) for _ in range(config.members)])
 
     @classmethod
-    def of(cls, members: Sequence[Method]) -> Ensemble:
-        """An ensemble of U-Nets that were trained alone."""
-        unets = [member for member in members if isinstance(member, UNetMethod)]
-        if other := [member for member in members if not isinstance(member, UNetMethod)]:
-            raise ConfigError(f"model.method: expected unet of every member, found {other[0].config.method}")
-        config = EnsembleConfig(members=len(unets), published=unets[0].config.published)
-        return cls(config, unets)
+    def of(cls, members: Sequence[UNetMethod]) -> Ensemble:
+        """An ensemble of U-Nets of one backbone that were trained alone.
+
+        >>> unets = [UNetMethod.build(UNetConfig(), BackboneConfig(channels=[4, 8]), 1, 2) for _ in range(3)]
+        >>> Ensemble.of(unets).config.members
+        3
+        """
+        settings = {"members": len(members), "published": members[0].config.published}
+        return cls(validate(EnsembleConfig, settings, prefix="model."), members)
 
     def _unets(self) -> Iterator[UNetMethod]:
         yield from self.members  # type: ignore[misc]
@@ -93,6 +95,10 @@ class Ensemble(Method):
     def forward(self, images: Tensor) -> EnsemblePredictive:
         """Images ``[B, in_channels, H, W]`` -> their predictive distribution: a soft mask of every member."""
         return self._predictive(self._soft(images).dense, (images.shape[2], images.shape[3]))
+
+    def predict(self, images: Tensor) -> EnsemblePredictive:
+        """:meth:`forward` in evaluation mode and without gradient; the module's mode is left as it was."""
+        return super().predict(images)  # type: ignore[return-value]
 
     @property
     def _soft(self) -> _SoftMasks:

@@ -82,6 +82,10 @@ class MCDropout(Method):
         maps = self.backbone.start(images, self.blocks[0])
         return DropoutPredictive(self, tuple(maps), (images.shape[2], images.shape[3]), self.training)
 
+    def predict(self, images: Tensor) -> DropoutPredictive:
+        """:meth:`forward` in evaluation mode and without gradient; the module's mode is left as it was."""
+        return super().predict(images)  # type: ignore[return-value]
+
     def loss(
         self, images: Tensor, annotations: Masks, *, generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:

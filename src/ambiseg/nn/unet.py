@@ -198,11 +198,8 @@ class Scaled(Backbone):
             raise ValueError(f"expected a scale of at least 1, found {scale}")
         self.network, self.scale = network, scale
         self.dense_channels, self.gate_channels = network.dense_channels, network.gate_channels
-        self.multiple, self.finishes, self.block_levels = (
-            scale * network.multiple,
-            network.finishes,
-            network.block_levels,
-        )
+        self.multiple, self.finishes = scale * network.multiple, network.finishes
+        self.block_levels = network.block_levels
 
     @property
     def head_channels(self) -> int:

@@ -246,6 +246,9 @@ def _saved(run: Run, config: Config) -> dict[str, Any] | None:
     """The checkpoint of the last finished epoch; ``None`` of a run that was stopped in its first."""
     from ambiseg.training.checkpoint import read
 
+    if run.members:
+        found = f"one that was put together from {count(len(run.members), 'run')}"
+        raise ConfigError(f"{run.folder}: expected a run that was trained, found {found}")
     path = run.folder / "last.ckpt"
     for name in ("metrics.csv", *(f"{which}.{kind}" for which in ("last", "best") for kind in ("ckpt", "safetensors"))):
         if (run.folder / name).exists() and not (run.folder / name).is_file():
