@@ -37,6 +37,8 @@ class UNet(Backbone):
             that each decoder comes from: ``released`` has them, ``phiseg`` does not.
         convs: convolutions per level.
         norm: batch norm after each convolution; without it convolutions always have a bias.
+        last: whether the very last convolution is there. A method that has a layer of its own in its place leaves it
+            out, with its norm and ReLU; ``dense`` is then what that layer reads, and it gives ``head_channels``.
         gate_level: which encoder map the gate reads, as a fraction of the way down; 1 is the bottom.
         inject_level: where noise enters, as a fraction of the way up; 1 is the last features. Below 1, ``forward``
             stops there and :meth:`finish` does the remaining steps, once for each sample.
@@ -75,6 +77,7 @@ class UNet(Backbone):
         inject_level: float = 1.0,
         momentum: float = 0.01,
         norm: bool = True,
+        last: bool = True,
     ) -> None:
         super().__init__()
         if decoder not in get_args(Decoder):
@@ -97,9 +100,14 @@ class UNet(Backbone):
         self.up = nn.ModuleList(
             kind.block(below + skip, width) for below, skip, width in zip(widths[:-1], skips, widths[1:], strict=True)
         )
+        self._head_channels = widths[-1]
+        if not last:
+            end, per_conv = self.up[-1], 2 + norm
+            assert isinstance(end, nn.Sequential)
+            read, self.up[-1] = end[-per_conv].in_channels, end[:-per_conv]
+            widths = [*widths[:-1], read]
         self.gate_channels = channels[self.gate_step]
         self.dense_channels = widths[self.inject_step]
-        self._head_channels = widths[-1]
         self.multiple = 2**steps
         self.finishes = self.inject_step < steps
         self.block_levels = 0 if self.finishes else len(channels)
