@@ -116,6 +116,12 @@ class Method(nn.Module, ABC):
     def build(cls, config: Any, backbone: BackboneConfig, in_channels: int, classes: int) -> Method:
         """The network that settings describe, with fresh weights from PyTorch's global generator."""
 
+    def before_training(self, images: int) -> None:
+        """Called once before a training begins, or goes on: it is on so many images.
+
+        What a method keeps of it is a buffer, so that it is in the checkpoint.
+        """
+
     @abstractmethod
     def forward(self, images: Tensor) -> Predictive:
         """Images ``[B, in_channels, H, W]`` -> their predictive distribution, in the module's present mode."""

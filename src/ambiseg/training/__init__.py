@@ -157,6 +157,7 @@ class Prepared:
         self.card = Card.of(data.cases, data.intensity, method_named(config.model.method), *data.trained_on())
         pl.seed_everything(config.seed, verbose=False)
         model = build_model(config, self.card.channels, len(self.card.classes))
+        model.before_training(images=len(data.indices("train")))
         if config.trainer.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         recover = partial(_batch, data)
