@@ -24,6 +24,7 @@ TESTED: dict[str, dict[str, Any]] = {
     "probunet": {},
     "probunet-gmm": {},
     "ssn": {},
+    "hu2019": {"train_images": 1000},
     **{name: {} for name in DROP_INS},
 }
 every_method = pytest.mark.parametrize("name", TESTED)

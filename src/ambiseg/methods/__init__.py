@@ -13,6 +13,7 @@ from ambiseg.methods.base import (
 )
 from ambiseg.methods.ensemble import Ensemble
 from ambiseg.methods.mc_dropout import MCDropout
+from ambiseg.methods.hu2019 import Hu
 from ambiseg.methods.mose import MoSE, MoSEConfig, MoSEPredictive, load_official
 from ambiseg.methods.probunet import ProbUNet
 from ambiseg.methods.probunet_gmm import ProbUNetGMM
@@ -27,6 +28,7 @@ METHODS |= {
     "probunet": ProbUNet,
     "probunet-gmm": ProbUNetGMM,
     "ssn": SSN,
+    "hu2019": Hu,
 }
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "SSN",
     "Ensemble",
     "MCDropout",
+    "Hu",
     "Method",
     "MethodConfig",
     "MoSE",

@@ -101,7 +101,11 @@ class LatentUNet(Method, Generic[Prior]):
     def __init__(self, config: Any, backbone: BackboneConfig, in_channels: int, classes: int) -> None:
         super().__init__()
         self.config, self.classes = config, classes
-        backbone = config.trunk(backbone)
+        self.make_networks(config.trunk(backbone), in_channels)
+
+    def make_networks(self, backbone: BackboneConfig, in_channels: int) -> None:
+        """``backbone``, ``prior``, ``posterior`` and ``head``, with fresh weights."""
+        config, classes = self.config, self.classes
         self.backbone = backbone.build(in_channels)
         if self.backbone.finishes:
             found = f"{backbone.name}, which stops before them"
@@ -130,14 +134,14 @@ class LatentUNet(Method, Generic[Prior]):
         """What makes the prior of the last map of its encoder."""
 
     @abstractmethod
-    def predictive(self, dense: Tensor, prior: Prior, size: tuple[int, int]) -> LatentPredictive:
+    def predictive(self, dense: Tensor, prior: Prior, size: tuple[int, int]) -> DensePredictive:
         """The predictive distribution of features and prior."""
 
     @abstractmethod
     def divergence(self, q: Gaussian, p: Prior, z: Tensor, generator: torch.Generator | None) -> Tensor:
         """KL(q ‖ p) per image, ``[B]``; z is a draw of q."""
 
-    def forward(self, images: Tensor) -> LatentPredictive:
+    def forward(self, images: Tensor) -> DensePredictive:
         """Images ``[B, in_channels, H, W]`` -> their predictive distribution."""
         dense = self.backbone(images).dense
         return self.predictive(dense, self.prior(images), (images.shape[2], images.shape[3]))
