@@ -22,6 +22,7 @@ from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.features import Adapter
 from ambiseg.nn.gaussian import Gaussian, kl
 from ambiseg.nn.mlp import PixelMLP
+from ambiseg.nn.pixelhead import as_rows
 from ambiseg.nn.unet import UNet
 from ambiseg.nn.variational import VariationalConv, VariationalEnd
 from ambiseg.runs import Run
@@ -91,7 +92,7 @@ def test_one_step_has_the_golden_loss(golden):
     B, M = masks.shape[:2]
     graders = Graders.of(masks, classes=2)
     assert torch.equal(graders.share, torch.ones(B, M))
-    fit = graders.ce(two_classes(golden("recon_logits").transpose(0, 1)).flatten(0, 1))  # [B, M]
+    fit = graders.ce(two_classes(golden("recon_logits").transpose(0, 1)))  # [B, M]
     assert near(fit.sum(0), golden("rec_sum"))
     q = Gaussian(golden("mu_q").flatten(0, 1), golden("sigma_q").flatten(0, 1))
     p = Gaussian(golden("mu_p").repeat(M, 1), golden("sigma_p").repeat(M, 1))
@@ -125,7 +126,7 @@ def test_codes_of_the_prior_are_decoded_to_the_golden_logits(golden):
     built, _ = golden_head(golden)
     features, expected = golden("features_mean_weights"), golden("prior_logits").transpose(0, 1)
     z = Gaussian(golden("mu_p"), golden("sigma_p")).at(golden("eps_z_p").transpose(0, 1))
-    logits = built.decoded(features.flatten(2).transpose(1, 2), z).unflatten(3, features.shape[2:])
+    logits = built.decoded(as_rows(features)[:, None], z).unflatten(3, features.shape[2:])
     assert torch.equal(logits[:, :, 0], torch.zeros_like(logits[:, :, 0]))
     assert near(logits[:, :, 1:], expected)
 
@@ -230,11 +231,11 @@ def test_terms_add_up_by_hand():
 def test_images_without_a_valid_pixel_count_nowhere():
     labels, valid = torch.randint(2, (2, 3, 4, 4)), torch.tensor([True, False])[:, None, None].expand(2, 4, 4)
     both, first = Graders.of(MaskDistribution(labels, valid=valid), 2), Graders.of(labels[:1], 2)
-    logits = torch.randn(6, 2, 4, 4)
-    assert torch.equal(both.ce(logits)[:1], first.ce(logits[:3]))
+    logits = torch.randn(2, 3, 2, 4, 4)
+    assert torch.equal(both.ce(logits)[:1], first.ce(logits[:1]))
     rest = torch.rand(2, 3), torch.tensor(1.0), torch.tensor(1.0), torch.tensor(1.0)
     ours = objective(Parts(both.ce(logits), *rest), both, Weights(1.0, 1.0, 1.0, 1.0))
-    theirs = objective(Parts(first.ce(logits[:3]), rest[0][:1], *rest[1:]), first, Weights(1.0, 1.0, 1.0, 1.0))
+    theirs = objective(Parts(first.ce(logits[:1]), rest[0][:1], *rest[1:]), first, Weights(1.0, 1.0, 1.0, 1.0))
     assert torch.allclose(ours, theirs)
     drawn = torch.randn(2, 3, 2, 4, 4)
     assert torch.allclose(spread(drawn, both), spread(drawn[:1], first))
@@ -290,6 +291,18 @@ def test_half_precision_keeps_the_loss():
     assert all(value.dtype == torch.float32 for value in rough.values())
     assert torch.allclose(rough["total"], exact["total"], rtol=0.05)
     assert torch.equal(rough["weights_kl"], exact["weights_kl"])
+
+
+def test_features_of_draws_are_decoded_as_maps_are():
+    head = PixelMLP(5, 2, latent=3, hidden=4)
+    maps, codes = torch.randn(2, 3, 5, 6, 7), torch.randn(2, 3, 3)
+    rows = head.of_rows(maps.flatten(3).transpose(2, 3), codes).transpose(2, 3).unflatten(3, (6, 7))
+    for i in range(3):
+        assert torch.allclose(rows[:, i], head(maps[:, i], codes[:, i : i + 1])[:, 0], atol=1e-5)
+    shared = head.of_rows(as_rows(maps[:, 0])[:, None], codes).transpose(2, 3).unflatten(3, (6, 7))
+    assert torch.allclose(shared, head(maps[:, 0], codes), atol=1e-5)
+    with pytest.raises(ValueError, match="without norms"):
+        PixelMLP(5, 2, latent=3, norm=True).of_rows(rows, codes)
 
 
 # -- the number of training images -------------------------------------------------------------------------------------
@@ -365,7 +378,7 @@ def test_draws_have_the_spread_of_codes_and_of_weights():
     still = HuPredictive(
         built, predictive.dense * torch.tensor([1.0] * 4 + [0.0] * 4)[:, None, None], (12, 12), predictive.prior
     )
-    mean = built.decoded(predictive.dense[:, :4].relu().flatten(2).transpose(1, 2), predictive.prior.mean[:, None])
+    mean = built.decoded(as_rows(predictive.dense[:, :4].relu())[:, None], predictive.prior.mean[:, None])
     assert torch.allclose(still.probs(noise)[:, 0], mean[:, 0].softmax(1).unflatten(2, (12, 12)), atol=1e-6)
 
 

@@ -22,7 +22,7 @@ from ambiseg.nn.gaussian import Gaussian, GaussianHead, kl
 from ambiseg.nn.latent import LatentEncoder
 from ambiseg.nn.likelihood import pixel_ce
 from ambiseg.nn.mlp import PixelMLP
-from ambiseg.nn.pixelhead import Folded, as_rows, label_dtype, pixel_logits
+from ambiseg.nn.pixelhead import as_rows, label_dtype
 from ambiseg.nn.places import new_seeds
 from ambiseg.nn.pooled import Pooled, PooledHead
 from ambiseg.nn.variational import VariationalEnd, as_activations
@@ -146,14 +146,11 @@ class Hu(LatentUNet[Gaussian]):
         return kl(q, p)
 
     def decoded(self, rows: Tensor, codes: Tensor) -> Tensor:
-        """Logits ``[B, N, C, P]`` of features ``[B, P, F]`` with every code ``[B, N, L]``; class 0 has logit 0.
+        """Logits ``[B, N, C, P]`` of features ``[B, N or 1, P, F]`` and codes ``[B, N, L]``; class 0 has logit 0.
 
         Of two classes, what is left is the one sigmoid of the authors.
         """
-        folded = self.head.fold(codes)
-        weight, bias = folded.rest[-1]
-        last = F.pad(weight, (0, 0, 1, 0)), F.pad(bias, (1, 0))
-        return pixel_logits(rows, Folded(folded.weight, folded.bias, (*folded.rest[:-1], last)))
+        return F.pad(self.head.of_rows(rows, codes), (1, 0)).transpose(2, 3)
 
     def loss(
         self,
@@ -189,10 +186,10 @@ class Hu(LatentUNet[Gaussian]):
             mean, sigma = (as_rows(maps)[:, None] for maps in activations)  # [B, 1, P, F]
             shape = B, M, *mean.shape[2:]
             noise = torch.randn(shape, generator=generator, device=mean.device, dtype=mean.dtype)
-            features = (mean + sigma * noise).relu().flatten(0, 1)
+            features = (mean + sigma * noise).relu()
             drawn = prior.at(torch.randn(B, M, z.shape[1], generator=generator, device=z.device, dtype=z.dtype))
-        logits = self.decoded(features, z[:, None])[:, 0].unflatten(2, (H, W))
-        expected = self.decoded(mean[:, 0].relu(), drawn).unflatten(3, (H, W))
+        logits = self.decoded(features, z.unflatten(0, (B, M))).unflatten(3, (H, W))
+        expected = self.decoded(mean.relu(), drawn).unflatten(3, (H, W))
         parts = Parts(
             fit=graders.ce(logits),
             kl=self.divergence(posterior, _repeated(prior, M), z, generator).unflatten(0, (B, M)),
@@ -259,10 +256,10 @@ class Graders(NamedTuple):
         return F.one_hot(self.labels.flatten(0, 1), classes)[..., 1:].movedim(-1, 1).float()
 
     def ce(self, logits: Tensor) -> Tensor:
-        """The cross-entropy of each annotation, summed over pixels:  ``[B·M, C, H, W] -> [B, M]``."""
+        """The cross-entropy of each annotation, summed over pixels:  ``[B, M, C, H, W] -> [B, M]``."""
         B, M = self.labels.shape[:2]
         valid = None if self.valid is None else self.valid.repeat_interleave(M, 0)
-        return pixel_ce(logits, self.labels.flatten(0, 1), valid).sum((1, 2)).unflatten(0, (B, M))
+        return pixel_ce(logits.flatten(0, 1), self.labels.flatten(0, 1), valid).sum((1, 2)).unflatten(0, (B, M))
 
 
 class Parts(NamedTuple):
@@ -377,12 +374,12 @@ class HuPredictive(DensePredictive):
         return torch.cat([self._probs(noise[i : i + some]) for i in range(0, noise.count, some)], 1)
 
     def _probs(self, noise: Noise) -> Tensor:
-        activations = as_activations(self.dense)
-        eps = noise.normal(0, activations.mean.shape[1], self.size)
-        rows = as_rows(activations.at(eps).relu().flatten(0, 1))
-        codes = self.prior.at(noise.codes).flatten(0, 1)[:, None]
-        logits = self.model.decoded(rows, codes)[:, 0]
-        return logits.softmax(1).unflatten(0, noise.codes.shape[:2]).unflatten(3, self.size)
+        with full_precision(self.dense):
+            activations = as_activations(self.dense)
+            eps = noise.normal(0, activations.mean.shape[1], self.size)
+            rows = activations.at(eps).relu_().flatten(3).transpose(2, 3)
+            logits = self.model.decoded(rows, self.prior.at(noise.codes))
+            return logits.softmax(2).unflatten(3, self.size)
 
     @torch.no_grad()
     def render(self, noise: Noise) -> MaskDistribution:

@@ -78,6 +78,25 @@ class PixelMLP(nn.Module):
         logits = F.conv2d(self.hidden(dense, codes), last.weight[..., None, None], last.bias)
         return logits.unflatten(0, (len(dense), draws))
 
+    def of_rows(self, rows: Tensor, codes: Tensor) -> Tensor:
+        """The same of a network without norms on features of one pixel a row, which may be those of a draw.
+
+        Args:
+            rows: ``[B, N, P, F]``, or ``[B, 1, P, F]`` where draws differ by their codes alone.
+            codes: ``[B, N, L]``.
+
+        Returns:
+            Logits ``[B, N, P, C]``.
+        """
+        if len(self.norms):
+            raise ValueError("expected a network without norms, found one with")
+        first, *rest = self._linears()
+        shift = F.linear(codes.to(first.weight.dtype), first.weight[:, self.channels :], first.bias)
+        x = F.linear(rows, first.weight[:, : self.channels]) + shift[:, :, None]
+        for layer in rest:
+            x = layer(x.relu())
+        return x
+
     def fold(self, codes: Tensor) -> Folded:
         """The same with the codes ``[B, N, L]`` in the first bias, and batch norm of evaluation in the layers."""
         layers = [(layer.weight, layer.bias) for layer in self._linears()]
