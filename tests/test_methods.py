@@ -23,8 +23,8 @@ TESTED: dict[str, dict[str, Any]] = {
     "mc-dropout": {},
     "probunet": {},
     "probunet-gmm": {},
-    "ssn": {},
     "hu2019": {"train_images": 1000},
+    "ssn": {},
     **{name: {} for name in DROP_INS},
 }
 every_method = pytest.mark.parametrize("name", TESTED)

@@ -27,8 +27,8 @@ METHODS |= {
     "mc-dropout": MCDropout,
     "probunet": ProbUNet,
     "probunet-gmm": ProbUNetGMM,
-    "ssn": SSN,
     "hu2019": Hu,
+    "ssn": SSN,
 }
 
 __all__ = [
