@@ -25,6 +25,7 @@ TESTED: dict[str, dict[str, Any]] = {
     "probunet-gmm": {},
     "hu2019": {"train_images": 1000},
     "ssn": {},
+    "ccdm": {"steps": 3},
     **{name: {} for name in DROP_INS},
 }
 every_method = pytest.mark.parametrize("name", TESTED)

@@ -14,6 +14,7 @@ from ambiseg.methods.base import (
 from ambiseg.methods.ensemble import Ensemble
 from ambiseg.methods.mc_dropout import MCDropout
 from ambiseg.methods.hu2019 import Hu
+from ambiseg.methods.ccdm import CCDM
 from ambiseg.methods.mose import MoSE, MoSEConfig, MoSEPredictive, load_official
 from ambiseg.methods.probunet import ProbUNet
 from ambiseg.methods.probunet_gmm import ProbUNetGMM
@@ -29,9 +30,11 @@ METHODS |= {
     "probunet-gmm": ProbUNetGMM,
     "hu2019": Hu,
     "ssn": SSN,
+    "ccdm": CCDM,
 }
 
 __all__ = [
+    "CCDM",
     "METHODS",
     "SSN",
     "Ensemble",
