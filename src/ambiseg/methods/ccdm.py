@@ -18,7 +18,7 @@ from ambiseg.methods.predictive import Canvas, InParts
 from ambiseg.methods.targets import one_each
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.diffusion import CategoricalDiffusion, cosine, drawn, visited
-from ambiseg.nn.diffusion_unet import DiffusionUNet
+from ambiseg.nn.diffusion_unet import EACH, DiffusionUNet
 from ambiseg.nn.pixelhead import label_dtype
 from ambiseg.nn.places import new_seeds
 from ambiseg.nn.windows import Block, Step, Tile, Windows, blended, tiles
@@ -31,7 +31,8 @@ WIDE = (1, 2, 2, 4, 5)
 """Those that the 9 million weights of the paper need."""
 
 _WIDTH = 32
-_AT_ONCE = 1 << 18  # pixels of all draws that the network runs for at a time
+_AT_ONCE = {"cpu": 1 << 16}  # pixels of all draws that the network runs for at a time, by device
+_ELSEWHERE = 1 << 20
 _START = 0  # key of the noise at t = T; that of a step to s < t is t
 
 Guess = Callable[[Tensor, int], Iterator[Block]]
@@ -104,8 +105,8 @@ class CCDM(Method):
     def __init__(self, config: CCDMConfig, backbone: BackboneConfig, in_channels: int, classes: int) -> None:
         super().__init__()
         self.config, self.classes = config, classes
-        scale = 1 if config.published else backbone.scale
-        self.network = DiffusionUNet(classes + in_channels, classes, config.levels(backbone), scale)
+        scale, each = (1, 1) if config.published else (backbone.scale, EACH)
+        self.network = DiffusionUNet(classes + in_channels, classes, config.levels(backbone), scale, each)
         self.diffusion = CategoricalDiffusion(classes, cosine(config.timesteps))
 
     @classmethod
@@ -234,7 +235,7 @@ class CCDMPredictive(Predictive):
 
     def _chunks(self, noise: Noise) -> Iterator[tuple[slice, Tensor]]:
         """As many draws at a time as fit, with their soft masks ``[B, n, C, H, W]``."""
-        for some in _some(noise.count, self.images[:, 0].numel()):
+        for some in _some(noise.count, self.images[:, 0].numel(), self.images.device):
             (block,) = self.model.chain(noise[some], self.size, self._guess)
             yield some, block.maps
 
@@ -274,8 +275,8 @@ class _Joint(InParts):
 
     def _blocks(self, noises: Sequence[Noise]) -> Iterator[tuple[int, slice, Block]]:
         """Number of the noise, some of its draws, and soft masks of a part of the image."""
-        window = len(self.windows[0][0].weights) * len(self.windows[1][0].weights)
-        chunks = [(which, some) for which, noise in enumerate(noises) for some in _some(noise.count, window)]
+        window, device = len(self.windows[0][0].weights) * len(self.windows[1][0].weights), self.image.device
+        chunks = [(which, some) for which, noise in enumerate(noises) for some in _some(noise.count, window, device)]
         passes, done = len(chunks) * self.model.config.steps, 0  # of the network over all windows
 
         def guess(x: Tensor, t: int) -> Iterator[Block]:
@@ -314,7 +315,7 @@ def _noise(images: Tensor, n: int, generator: torch.Generator | None) -> Noise:
     return Noise(codes, seeds=new_seeds(len(images), n, generator, images.device))
 
 
-def _some(draws: int, pixels: int) -> Iterator[slice]:
+def _some(draws: int, pixels: int, device: torch.device) -> Iterator[slice]:
     """All draws, as many at a time as the network takes for images of so many pixels."""
-    size = max(1, _AT_ONCE // pixels)
+    size = max(1, _AT_ONCE.get(device.type, _ELSEWHERE) // pixels)
     return (slice(start, min(start + size, draws)) for start in range(0, draws, size))

@@ -22,7 +22,7 @@ Convention: TypeAlias = Literal["consistent", "released"]
 
 
 class Schedule(NamedTuple):
-    """How much is kept, for t = 0 … T; what is lost is a table of its own, because 1 − ᾱ_1 is about 4e-5.
+    """How much is kept, for t = 0 … T; what is lost is a table of its own, because 1 − ᾱ_1 is about 2e-4.
 
     Attributes:
         kept: α_t, of one step; 1 at t = 0.

@@ -14,6 +14,10 @@ from ambiseg.nn.features import check_images, crop, pad_to_multiple
 ATTENTION = (8, 16, 32)
 """Strides of the levels that have self-attention, where there are such levels."""
 
+EACH = 4
+"""Channels of a group of the norms, at least."""
+
+_BLOCKS = 2  # of each level on the way down
 _GROUPS, _HEAD, _EMBEDDED = 32, 32, 32
 
 
@@ -21,11 +25,18 @@ class GroupNorm(nn.Module):
     """Group norm of 32 groups, or of as many as 32 and the channels have in common.
 
     PyTorch's own refuses a map of one pixel whose groups have one channel: the deepest map of a small image.
+
+    Args:
+        channels: of the maps.
+        each: channels of a group, at least. A norm of single channels takes away what is the same at all pixels, such
+            as an embedding of the step.
     """
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, each: int = 1) -> None:
         super().__init__()
         self.groups = math.gcd(_GROUPS, channels)
+        while self.groups > 1 and channels // self.groups < each:
+            self.groups //= 2
         self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -39,13 +50,14 @@ class ResidualBlock(nn.Module):
         channels: of the input.
         out: of the output; where they differ, x goes through a 1×1 convolution.
         embedded: of the embedding of the step.
+        each: channels of a group of the norms, at least.
     """
 
-    def __init__(self, channels: int, out: int, embedded: int) -> None:
+    def __init__(self, channels: int, out: int, embedded: int, each: int) -> None:
         super().__init__()
-        self.first_norm, self.first = GroupNorm(channels), nn.Conv2d(channels, out, 3, padding=1)
+        self.first_norm, self.first = GroupNorm(channels, each), nn.Conv2d(channels, out, 3, padding=1)
         self.step = nn.Linear(embedded, out)
-        self.second_norm, self.second = GroupNorm(out), zeroed(nn.Conv2d(out, out, 3, padding=1))
+        self.second_norm, self.second = GroupNorm(out, each), zeroed(nn.Conv2d(out, out, 3, padding=1))
         self.skip = nn.Identity() if channels == out else nn.Conv2d(channels, out, 1)
 
     def forward(self, x: Tensor, step: Tensor) -> Tensor:
@@ -58,15 +70,15 @@ class ResidualBlock(nn.Module):
 class Attention(nn.Module):
     """Self-attention over all pixels of a map, added to it; heads of 32 channels. Its last layer is 0 at first."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, each: int) -> None:
         super().__init__()
         self.heads = 1 if channels % _HEAD else channels // _HEAD
-        self.norm, self.all = GroupNorm(channels), nn.Conv2d(channels, 3 * channels, 1)
+        self.norm, self.all = GroupNorm(channels, each), nn.Conv2d(channels, 3 * channels, 1)
         self.out = zeroed(nn.Conv2d(channels, channels, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         rows = self.all(self.norm(x)).flatten(2).unflatten(1, (3, self.heads, -1))  # [B, 3, heads, F, P]
-        query, key, value = rows.transpose(3, 4).unbind(1)
+        query, key, value = rows.transpose(3, 4).contiguous().unbind(1)  # strided ones would take the slow way
         seen = F.scaled_dot_product_attention(query, key, value)  # never all pairs of pixels in memory
         return x + self.out(seen.transpose(2, 3).reshape(x.shape))
 
@@ -74,10 +86,10 @@ class Attention(nn.Module):
 class Level(nn.Module):
     """A residual block, and attention where its level has it."""
 
-    def __init__(self, channels: int, out: int, embedded: int, attends: bool) -> None:
+    def __init__(self, channels: int, out: int, embedded: int, each: int, attends: bool) -> None:
         super().__init__()
-        self.block = ResidualBlock(channels, out, embedded)
-        self.attention = Attention(out) if attends else nn.Identity()
+        self.block = ResidualBlock(channels, out, embedded, each)
+        self.attention = Attention(out, each) if attends else nn.Identity()
 
     def forward(self, x: Tensor, step: Tensor) -> Tensor:
         return self.attention(self.block(x, step))
@@ -96,7 +108,8 @@ class DiffusionUNet(nn.Module):
         out_channels: of the output.
         channels: of each level, from the image's size down, at least one.
         scale: works on maps this many times coarser.
-        blocks: residual blocks of each level on the way down.
+        each: channels of a group of the norms, at least; ADM has 1, and so 32 groups. At levels of 32 channels the
+            embedding of the step is then taken away by the next norm, and networks of up to 32 channels know no step.
 
     >>> unet = DiffusionUNet(3, 2, channels=(4, 8))
     >>> unet(torch.zeros(5, 3, 13, 10), torch.arange(5)).shape
@@ -104,7 +117,7 @@ class DiffusionUNet(nn.Module):
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, channels: Sequence[int], scale: int = 1, blocks: int = 2
+        self, in_channels: int, out_channels: int, channels: Sequence[int], scale: int = 1, each: int = EACH
     ) -> None:
         super().__init__()
         self.in_channels, self.scale = in_channels, scale
@@ -120,23 +133,23 @@ class DiffusionUNet(nn.Module):
             if level:
                 self.down.append(nn.Conv2d(widths[-1], widths[-1], 3, stride=2, padding=1))
                 widths.append(widths[-1])
-            for _ in range(blocks):
-                self.down.append(Level(widths[-1], width, wide, attends[level]))
+            for _ in range(_BLOCKS):
+                self.down.append(Level(widths[-1], width, wide, each, attends[level]))
                 widths.append(width)
 
         last = channels[-1]
         deep = 2 ** (len(channels) - 1) >= min(ATTENTION)  # over fine maps attention would take most of the time
-        self.middle = nn.ModuleList([Level(last, last, wide, deep), Level(last, last, wide, False)])
+        self.middle = nn.ModuleList([Level(last, last, wide, each, deep), Level(last, last, wide, each, False)])
 
         self.up = nn.ModuleList()
         here = last
         for level, width in reversed([*enumerate(channels)]):
-            for _ in range(blocks + 1):
-                self.up.append(Level(here + widths.pop(), width, wide, attends[level]))
+            for _ in range(_BLOCKS + 1):
+                self.up.append(Level(here + widths.pop(), width, wide, each, attends[level]))
                 here = width
             if level:
                 self.up.append(nn.Conv2d(here, here, 3, padding=1))
-        self.norm, self.out = GroupNorm(here), zeroed(nn.Conv2d(here, out_channels, 3, padding=1))
+        self.norm, self.out = GroupNorm(here, each), zeroed(nn.Conv2d(here, out_channels, 3, padding=1))
 
     def forward(self, maps: Tensor, t: Tensor) -> Tensor:
         """``[B, in_channels, H, W]`` and the steps ``[B] -> [B, out_channels, H, W]``."""
