@@ -105,7 +105,7 @@ def test_golden_size_of_the_network(name, multipliers):
 
 
 def test_by_hand():
-    """Two classes, 0.9 of two classes kept at t, 0.5 of x_0 at s:  (0.95 · 0.25, 0.05 · 0.75) of x_t = 0 and x_0 = 1."""
+    """0.5 of x_0 = 1 is kept until s, and 0.9 from s to t, where x_t = 0:  (0.95 · 0.25, 0.05 · 0.75)."""
     diffusion = double(2)
     jump = diffusion.jump(2, 1)._replace(kept=0.9, lost=0.1, kept_before=0.5, lost_before=0.5)
     xt, x0 = torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
