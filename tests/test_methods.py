@@ -25,7 +25,6 @@ TESTED: dict[str, dict[str, Any]] = {
     "probunet-gmm": {},
     "hu2019": {"train_images": 1000},
     "ssn": {},
-    "ccdm": {"steps": 3},
     "ccdm": {"steps": 2},
     **{name: {} for name in DROP_INS},
 }

@@ -170,7 +170,7 @@ class CCDM(Method):
         return {"total": target.mean(cost.sum((1, 2))), "pixel": cost.detach().sum() / pixels}
 
     def chain(self, noise: Noise, size: tuple[int, int], guess: Guess) -> Iterator[Block]:
-        """From noise to masks:  x_T uniform, then x_s ~ p(x_s | x_t) for the t that are visited, by the noise of places.
+        """From noise to masks:  x_T uniform, then x_s ~ p(x_s | x_t) at all visited t, by the noise of places.
 
         Args:
             noise: of B · N draws.
