@@ -11,10 +11,10 @@ from ambiseg.methods.base import (
     Stratified,
     method_named,
 )
-from ambiseg.methods.ensemble import Ensemble
-from ambiseg.methods.mc_dropout import MCDropout
-from ambiseg.methods.hu2019 import Hu
 from ambiseg.methods.ccdm import CCDM
+from ambiseg.methods.ensemble import Ensemble
+from ambiseg.methods.hu2019 import Hu
+from ambiseg.methods.mc_dropout import MCDropout
 from ambiseg.methods.mose import MoSE, MoSEConfig, MoSEPredictive, load_official
 from ambiseg.methods.probunet import ProbUNet
 from ambiseg.methods.probunet_gmm import ProbUNetGMM
@@ -38,8 +38,8 @@ __all__ = [
     "METHODS",
     "SSN",
     "Ensemble",
-    "MCDropout",
     "Hu",
+    "MCDropout",
     "Method",
     "MethodConfig",
     "MoSE",
