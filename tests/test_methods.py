@@ -26,6 +26,7 @@ TESTED: dict[str, dict[str, Any]] = {
     "hu2019": {"train_images": 1000},
     "ssn": {},
     "ccdm": {"steps": 2},
+    "phiseg": {},
     **{name: {} for name in DROP_INS},
 }
 every_method = pytest.mark.parametrize("name", TESTED)

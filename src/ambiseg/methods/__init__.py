@@ -16,6 +16,7 @@ from ambiseg.methods.ensemble import Ensemble
 from ambiseg.methods.hu2019 import Hu
 from ambiseg.methods.mc_dropout import MCDropout
 from ambiseg.methods.mose import MoSE, MoSEConfig, MoSEPredictive, load_official
+from ambiseg.methods.phiseg import PHiSeg, PHiSegConfig
 from ambiseg.methods.probunet import ProbUNet
 from ambiseg.methods.probunet_gmm import ProbUNetGMM
 from ambiseg.methods.ssn import SSN, SSNConfig
@@ -31,6 +32,7 @@ METHODS |= {
     "hu2019": Hu,
     "ssn": SSN,
     "ccdm": CCDM,
+    "phiseg": PHiSeg,
 }
 
 __all__ = [
@@ -46,6 +48,8 @@ __all__ = [
     "MoSEConfig",
     "MoSEPredictive",
     "Noise",
+    "PHiSeg",
+    "PHiSegConfig",
     "ParameterGroup",
     "Predictive",
     "ProbUNet",
