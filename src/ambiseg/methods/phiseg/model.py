@@ -191,6 +191,10 @@ class PHiSeg(Method):
         size = images.shape[2], images.shape[3]
         return PHiSegPredictive(self, self.prior(self._coarse(images)), len(images), size, self.training)
 
+    def predict(self, images: Tensor) -> PHiSegPredictive:
+        """:meth:`forward` in evaluation mode and without gradient; the module's mode is left as it was."""
+        return super().predict(images)  # type: ignore[return-value]
+
     def loss(
         self,
         images: Tensor,
