@@ -256,13 +256,14 @@ def test_a_draw_is_ancestral():
 @pytest.mark.parametrize("scale", [1, 3])
 def test_windows_have_the_noise_of_their_place(scale):
     """Latent maps of a window are those of the image there, away from its border."""
-    built = model((4, 8), scale=scale).eval()
+    built = model(scale=scale).eval()
     image, noise = torch.randn(1, 1, 24 * scale, 160 * scale), noise_of(1, 2)
     start = 64 * scale
     whole = built.predict(image).codes(noise)
     part = built.predict(image[..., start:]).codes(noise.at(0, start))
+    assert built.gap == 1
     for level, (one, other) in enumerate(zip(whole, part, strict=True)):
-        inside = other[..., 24 >> level :]
+        inside = other[..., 48 >> level + built.gap :]  # 37 pixels are seen
         assert torch.allclose(one[..., -inside.shape[-1] :], inside, atol=1e-5)
 
 

@@ -95,7 +95,6 @@ def summed(scores: Sequence[Tensor]) -> list[Tensor]:
 def sized(logits: Tensor, halved: int, size: tuple[int, int], scale: int = 1) -> Tensor:
     """Logits of an image that was shrunk ``scale`` times, padded, and halved ``halved`` times, at its own ``size``."""
     full = F.interpolate(logits, scale_factor=2**halved, mode="nearest") if halved else logits
-    full = crop(full, [-(-side // scale) for side in size])
     if scale > 1:
         full = F.interpolate(full, scale_factor=scale, mode="bilinear", align_corners=False)
     return crop(full, size)
