@@ -27,6 +27,7 @@ TESTED: dict[str, dict[str, Any]] = {
     "ssn": {},
     "ccdm": {"steps": 2},
     "phiseg": {},
+    "ssn": {},
     **{name: {} for name in DROP_INS},
 }
 every_method = pytest.mark.parametrize("name", TESTED)

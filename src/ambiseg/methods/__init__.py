@@ -33,6 +33,7 @@ METHODS |= {
     "ssn": SSN,
     "ccdm": CCDM,
     "phiseg": PHiSeg,
+    "ssn": SSN,
 }
 
 __all__ = [
