@@ -23,11 +23,10 @@ TESTED: dict[str, dict[str, Any]] = {
     "mc-dropout": {},
     "probunet": {},
     "probunet-gmm": {},
+    "phiseg": {},
     "hu2019": {"train_images": 1000},
     "ssn": {},
     "ccdm": {"steps": 2},
-    "phiseg": {},
-    "ssn": {},
     **{name: {} for name in DROP_INS},
 }
 every_method = pytest.mark.parametrize("name", TESTED)

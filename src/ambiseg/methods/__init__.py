@@ -29,11 +29,10 @@ METHODS |= {
     "mc-dropout": MCDropout,
     "probunet": ProbUNet,
     "probunet-gmm": ProbUNetGMM,
+    "phiseg": PHiSeg,
     "hu2019": Hu,
     "ssn": SSN,
     "ccdm": CCDM,
-    "phiseg": PHiSeg,
-    "ssn": SSN,
 }
 
 __all__ = [
