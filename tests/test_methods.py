@@ -23,6 +23,7 @@ TESTED: dict[str, dict[str, Any]] = {
     "mc-dropout": {},
     "probunet": {},
     "probunet-gmm": {},
+    "hpunet": {"blocks": 1, "decay": 0.9},  # windows overlap by what one block reaches
     "phiseg": {},
     "hu2019": {"train_images": 1000},
     "ssn": {},

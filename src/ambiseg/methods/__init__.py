@@ -13,6 +13,7 @@ from ambiseg.methods.base import (
 )
 from ambiseg.methods.ccdm import CCDM
 from ambiseg.methods.ensemble import Ensemble
+from ambiseg.methods.hpunet import HPUNet, HPUNetConfig
 from ambiseg.methods.hu2019 import Hu
 from ambiseg.methods.mc_dropout import MCDropout
 from ambiseg.methods.mose import MoSE, MoSEConfig, MoSEPredictive, load_official
@@ -29,6 +30,7 @@ METHODS |= {
     "mc-dropout": MCDropout,
     "probunet": ProbUNet,
     "probunet-gmm": ProbUNetGMM,
+    "hpunet": HPUNet,
     "phiseg": PHiSeg,
     "hu2019": Hu,
     "ssn": SSN,
@@ -40,6 +42,8 @@ __all__ = [
     "METHODS",
     "SSN",
     "Ensemble",
+    "HPUNet",
+    "HPUNetConfig",
     "Hu",
     "MCDropout",
     "Method",

@@ -69,12 +69,25 @@ class PublishedConfig(MethodConfig):
 
 @dataclass(frozen=True, eq=False)
 class ParameterGroup:
-    """The parameters of one optimiser. ``None`` takes the value of the run's ``optimizer`` section."""
+    """The parameters of one optimiser. ``None`` takes the value of the run's ``optimizer`` section.
+
+    Attributes:
+        undecayed: those of ``parameters`` that weight decay leaves alone, such as multipliers.
+    """
 
     parameters: Sequence[nn.Parameter]
     lr: float | None = None
     weight_decay: float | None = None
     betas: tuple[float, float] = (0.9, 0.999)
+    undecayed: Sequence[nn.Parameter] = ()
+
+    def decayed(self, weight_decay: float) -> list[dict[str, Any]]:
+        """The parameters as an optimiser takes them, with the run's weight decay or that of the group."""
+        weight_decay = weight_decay if self.weight_decay is None else self.weight_decay
+        spared = {id(parameter) for parameter in self.undecayed}
+        rest = [parameter for parameter in self.parameters if id(parameter) not in spared]
+        groups = [{"params": rest, "weight_decay": weight_decay}]
+        return [*groups, {"params": list(self.undecayed), "weight_decay": 0.0}] if spared else groups
 
 
 class Method(nn.Module, ABC):

@@ -196,9 +196,8 @@ class TrainingModule(LightningModule):
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         setting, made = self.config.optimizer, []
         for group in self.groups.values():
-            decay = setting.weight_decay if group.weight_decay is None else group.weight_decay
             lr = setting.lr if group.lr is None else group.lr
-            made.append(torch.optim.Adam(group.parameters, lr=lr, betas=group.betas, weight_decay=decay))
+            made.append(torch.optim.Adam(group.decayed(setting.weight_decay), lr=lr, betas=group.betas))
         return made
 
     def rate_at(self, step: int, phase: str | None = None) -> float:
