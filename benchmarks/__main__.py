@@ -4,13 +4,14 @@ import platform
 
 import torch
 
-from benchmarks import data, evaluation, mathematics, mose, prediction
+from benchmarks import data, evaluation, mathematics, methods, mose, prediction
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, {platform.machine()}, one thread; ratios are the numbers to compare\n")
     mathematics.main()
     mose.main()
+    methods.main()
     evaluation.main()
     data.main()
     prediction.main()
