@@ -21,6 +21,7 @@ from ambiseg.methods.phiseg import PHiSeg, PHiSegConfig
 from ambiseg.methods.probunet import ProbUNet
 from ambiseg.methods.probunet_gmm import ProbUNetGMM
 from ambiseg.methods.ssn import SSN, SSNConfig
+from ambiseg.methods.symmetries import symmetric
 from ambiseg.methods.unet import UNetConfig, UNetMethod
 
 METHODS |= {
@@ -65,4 +66,5 @@ __all__ = [
     "UNetMethod",
     "load_official",
     "method_named",
+    "symmetric",
 ]
