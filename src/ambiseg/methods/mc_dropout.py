@@ -21,7 +21,7 @@ from ambiseg.nn.mlp import PixelMLP
 from ambiseg.nn.pixelhead import label_dtype
 from ambiseg.nn.places import new_seeds
 
-# Numbers of the largest map of the decoder, of all draws that networks run for at a time. Larger chunks are slower on CPUs.
+# Numbers of the largest map of the decoder, of all draws that networks run for at a time. On CPUs more is slower.
 _AT_ONCE = 1 << 22
 
 
