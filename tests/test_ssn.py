@@ -294,6 +294,13 @@ def test_the_mean_alone_is_trained_while_nothing_is_spread():
     assert torch.allclose(near["total"], terms["total"], rtol=1e-4)
 
 
+def test_half_the_spread_is_half_of_every_deviation():
+    normal = random_normal()
+    codes, pixels = torch.randn(2, 4, 2, dtype=torch.float64), torch.randn(2, 4, 3, 3, 5, dtype=torch.float64)
+    mean = normal.mean[:, None]
+    assert torch.allclose(normal.scaled(0.5).at(codes, pixels) - mean, 0.5 * (normal.at(codes, pixels) - mean))
+
+
 def test_settings_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match="even number"):
         SSNConfig(samples=3, antithetic=True)

@@ -7,8 +7,9 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 
 from ambiseg.masks import MaskDistribution, Masks, at_least_float32
 from ambiseg.methods.base import Noise, PublishedConfig
@@ -95,8 +96,11 @@ class SSN(Pixelwise):
 
     def normal(self, dense: Tensor) -> LowRankNormal:
         """The distribution of the logits, in float32 whatever the features ``[B, F, H, W]`` are."""
-        with full_precision(dense):
-            return LowRankNormal.split(self.head(at_least_float32(dense))[:, 0], self.classes)
+        hidden, last = self.head.hidden(dense), self.head.layers[-1]
+        assert isinstance(last, nn.Linear)
+        with full_precision(hidden):
+            maps = F.conv2d(at_least_float32(hidden), last.weight[..., None, None], last.bias)
+            return LowRankNormal.split(maps, self.classes)
 
     def predictive(self, dense: Tensor) -> SSNPredictive:
         return SSNPredictive(self.normal(dense))

@@ -73,8 +73,9 @@ class LowRankNormal(NamedTuple):
         """
         if self.mean.shape[1] != 2:
             raise ValueError(f"expected the logits of two classes, found {self.mean.shape[1]}")
-        mean, factor = self.mean[:, 1:] - self.mean[:, :1], self.factor[:, :, 1:] - self.factor[:, :, :1]
-        return LowRankNormal(mean, factor, self.variance.sum(1, keepdim=True))
+        means, factors = self.mean.unbind(1), self.factor.unbind(2)  # gradients of slices would be padded with zeros
+        mean, factor = means[1] - means[0], factors[1] - factors[0]
+        return LowRankNormal(mean[:, None], factor[:, :, None], self.variance.sum(1, keepdim=True))
 
     def within(self, region: Tensor) -> LowRankNormal:
         """Certain outside of a region ``[B, H, W]``, where the logits are their mean: for images with a border or
