@@ -72,6 +72,11 @@ class ParameterGroup:
     """The parameters of one optimiser. ``None`` takes the value of the run's ``optimizer`` section.
 
     Attributes:
+        lr: learning rate.
+        weight_decay: penalty on the squared weights.
+        betas: of Adam.
+        scale: what the learning rate of every step is multiplied with.
+        milestones: after so many epochs the learning rate is halved, each time.
         undecayed: those of ``parameters`` that weight decay leaves alone, such as multipliers.
     """
 
@@ -79,6 +84,8 @@ class ParameterGroup:
     lr: float | None = None
     weight_decay: float | None = None
     betas: tuple[float, float] = (0.9, 0.999)
+    scale: float = 1.0
+    milestones: tuple[int, ...] = ()
     undecayed: Sequence[nn.Parameter] = ()
 
     def decayed(self, weight_decay: float) -> list[dict[str, Any]]:

@@ -58,6 +58,7 @@ class TrainingModule(LightningModule):
         self.steps = 0
         self.history: list[dict[str, float]] = []
         self.offending: Batch | None = None
+        self._phases: tuple[str, ...] = ()
         self._recover = recover
         self._sums: dict[str, tuple[Tensor, Tensor]] = {}
         self.recent: dict[str, float] = {}  # the means when they were last looked at, for a progress bar
@@ -87,7 +88,9 @@ class TrainingModule(LightningModule):
         last = (batch_idx + 1) % accumulate == 0 or self.trainer.is_last_batch
         optimizers = dict(zip(self.groups, _listed(self.optimizers()), strict=True))
         losses, several = [], len(self.groups) > 1
-        for phase in self.model.phases(self.steps):
+        if batch_idx % accumulate == 0:  # all batches of a step go through the same phases
+            self._phases = tuple(self.model.phases(self.steps))
+        for phase in self._phases:
             optimizer = optimizers[phase]
             for group in optimizer.param_groups:
                 group["lr"] = self.rate_at(self.steps, phase)
@@ -196,22 +199,27 @@ class TrainingModule(LightningModule):
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         setting, made = self.config.optimizer, []
         for group in self.groups.values():
-            lr = setting.lr if group.lr is None else group.lr
+            lr = group.scale * (setting.lr if group.lr is None else group.lr)
             made.append(torch.optim.Adam(group.decayed(setting.weight_decay), lr=lr, betas=group.betas))
         return made
 
     def rate_at(self, step: int, phase: str | None = None) -> float:
         """The learning rate of a step, a function of its number (or, on a plateau, of the state in the checkpoint)."""
-        setting = self.config.optimizer
-        own = None if phase is None else self.groups[phase].lr
-        lr = setting.lr if own is None else own
+        setting, group = self.config.optimizer, None if phase is None else self.groups[phase]
+        lr = setting.lr if group is None or group.lr is None else group.lr
         rise = min(1.0, (step + 1) / setting.warm_up) if setting.warm_up else 1.0
+        if group is not None:
+            rise *= group.scale * 0.5 ** sum(step >= epoch * self._per_epoch for epoch in group.milestones)
         if self.rate is not None:
             return rise * self.rate.value * (lr / setting.lr)
-        per_epoch = -(-int(self.trainer.num_training_batches) // self.config.trainer.accumulate)
-        done = min(step / max(per_epoch * self.config.trainer.epochs, 1), 1.0)
+        done = min(step / max(self._per_epoch * self.config.trainer.epochs, 1), 1.0)
         share = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[setting.decay]
         return rise * max(lr * share, min(setting.min_lr, lr))
+
+    @property
+    def _per_epoch(self) -> int:
+        """Steps of an epoch."""
+        return -(-int(self.trainer.num_training_batches) // self.config.trainer.accumulate)
 
     # -- validation --------------------------------------------------------------------------------------------
 
