@@ -1,4 +1,4 @@
-"""Which of several processes writes and prints; how the program was called; Lightning without its hints."""
+"""Which of several processes writes and prints, what they agree on; how the program was called; quiet Lightning."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "RANK")
 _HINTS = (
@@ -27,6 +31,17 @@ _HINTS = (
 def first_process() -> bool:
     """Whether this process prints and writes files; Lightning and SLURM number processes in the environment."""
     return all(os.environ.get(name, "0").strip() in ("", "0") for name in _RANKS)
+
+
+def mean_of_processes(value: Tensor) -> Tensor:
+    """The mean over all processes that train together, the same in each of them; all of them have to call it."""
+    import torch.distributed as processes
+
+    if not (processes.is_available() and processes.is_initialized()):
+        return value
+    value = value.clone()
+    processes.all_reduce(value)  # a sum, which every backend has
+    return value / processes.get_world_size()
 
 
 def program() -> str:
