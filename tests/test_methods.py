@@ -27,6 +27,7 @@ TESTED: dict[str, dict[str, Any]] = {
     "phiseg": {},
     "hu2019": {"train_images": 1000},
     "ssn": {},
+    "car": {"width": 4, "levels": 3, "disc_width": 4},  # wider and deeper ones reach further than windows overlap
     "ccdm": {"steps": 2},
     **{name: {} for name in DROP_INS},
 }

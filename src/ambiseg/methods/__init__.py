@@ -11,6 +11,7 @@ from ambiseg.methods.base import (
     Stratified,
     method_named,
 )
+from ambiseg.methods.car import CAR, CARConfig
 from ambiseg.methods.ccdm import CCDM
 from ambiseg.methods.ensemble import Ensemble
 from ambiseg.methods.hpunet import HPUNet, HPUNetConfig
@@ -35,13 +36,16 @@ METHODS |= {
     "phiseg": PHiSeg,
     "hu2019": Hu,
     "ssn": SSN,
+    "car": CAR,
     "ccdm": CCDM,
 }
 
 __all__ = [
+    "CAR",
     "CCDM",
     "METHODS",
     "SSN",
+    "CARConfig",
     "Ensemble",
     "HPUNet",
     "HPUNetConfig",
