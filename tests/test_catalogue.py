@@ -25,8 +25,8 @@ PUBLISHED = {
     "car": 175.36,
     "ccdm": 22.80,
 }
-# Weights that authors built and never used are not built here: a last stage of HPU's posterior, and PHiSeg's chains that
-# lift codes past the next level.
+# Weights that authors built and never used are not built here: a last stage of HPU's posterior, and PHiSeg's chains
+# that lift codes past the next level.
 UNUSED = {"hpunet": 5.17, "phiseg": 3.55}
 
 
