@@ -14,7 +14,7 @@ from ambiseg.methods.predictive import Noise, PointPredictive, evaluation
 from ambiseg.nn.features import crop
 from ambiseg.nn.pixelhead import label_dtype
 
-_PIXELS = 1 << 19  # of masks that the refinement network makes at a time
+_PIXELS = 1 << 17  # of masks that the refinement network makes at a time; larger chunks are slower on CPUs
 
 
 @dataclass(frozen=True, eq=False)
