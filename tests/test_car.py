@@ -405,3 +405,11 @@ def test_guides_are_read_by_the_calibration_network_alone():
         ConfigError, match=r"model\.guides: expected fewer than the channels of the images, found 3 of 3"
     ):
         CAR.build(CARConfig(guides=3), SMALL, 3, 2)
+
+
+def test_networks_beside_the_backbone_are_as_wide_as_it():
+    assert CARConfig().widths(BackboneConfig()) == (32, 64)  # the authors'
+    assert CARConfig().widths(BackboneConfig(channels=[16, 32])) == (16, 32)
+    assert CARConfig(published=True).widths(BackboneConfig(channels=[16, 32])) == (32, 64)
+    assert CARConfig().widths(BackboneConfig(name="deeplabv3plus")) == (32, 64)
+    assert CARConfig(width=8, disc_width=4).widths(BackboneConfig()) == (8, 4)

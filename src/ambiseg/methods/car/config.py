@@ -7,9 +7,12 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from ambiseg.methods.base import PublishedConfig
+from ambiseg.nn.config import BackboneConfig
 from ambiseg.settings import SettingError
 
 _WIDEST = 4096
+_WIDTH = 32  # of the authors
+_MOST = 512
 _WEIGHT = 1e6
 
 Length = Annotated[int, Field(ge=24, le=4096)]
@@ -31,10 +34,22 @@ class CARConfig(PublishedConfig):
     )
     adversarial: float = Field(default=10.0, ge=0, le=_WEIGHT, description="weight of what the discriminator says")
     r1: float = Field(default=10.0, ge=0, le=_WEIGHT, description="weight of the discriminator's gradient penalty")
-    width: int = Field(default=32, ge=1, le=1024, description="features of the refinement network's first level")
+    width: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="features of the refinement network's first level; null: as many as the first level of a U-Net "
+        "has, with published and other networks 32",
+    )
     levels: int = Field(default=4, ge=2, le=8, description="how often the refinement network halves the image")
     dropout: float = Field(default=0.1, ge=0, lt=1, description="rate of dropout in the refinement network")
-    disc_width: int = Field(default=64, ge=1, le=512, description="features of the discriminator's first layers")
+    disc_width: int | None = Field(
+        default=None,
+        ge=1,
+        le=512,
+        description="features of the discriminator's first layers; null: twice as many as the first level of a U-Net "
+        "has, with published and other networks 64",
+    )
     disc_size: list[Length] | None = Field(
         default=None,
         min_length=2,
@@ -60,10 +75,20 @@ class CARConfig(PublishedConfig):
 
     @model_validator(mode="after")
     def _widths(self) -> CARConfig:
-        if (widest := self.width * 2 ** (self.levels - 1)) > _WIDEST:
-            found = f"{widest} for {self.levels} levels from {self.width}"
-            raise SettingError("width", f"expected at most {_WIDEST} features in the last level, found {found}")
+        self.checked(self.width or _WIDTH)
         return self
+
+    def checked(self, width: int) -> int:
+        """A width of the refinement network whose last level is not too wide."""
+        if (widest := width * 2 ** (self.levels - 1)) > _WIDEST:
+            found = f"{widest} for {self.levels} levels from {width}"
+            raise SettingError("width", f"expected at most {_WIDEST} features in the last level, found {found}")
+        return width
+
+    def widths(self, backbone: BackboneConfig) -> tuple[int, int]:
+        """``width`` and ``disc_width``, decided."""
+        first = _WIDTH if self.published or not backbone.levels else backbone.levels[0]
+        return self.checked(self.width or min(first, _MOST)), self.disc_width or min(2 * first, _MOST)
 
     @property
     def judged(self) -> tuple[int, int] | None:

@@ -75,11 +75,10 @@ class CAR(Method):
         channels = 3 if self.repeats else in_channels
         self.seen = channels - config.guides  # of the networks other than F
         self.calibration = _calibration(config, backbone, channels, classes)
-        self.refinement = Refinement(
-            self.seen + classes, classes, config.latent, config.width, config.levels, config.dropout
-        )
+        width, disc_width = config.widths(backbone)
+        self.refinement = Refinement(self.seen + classes, classes, config.latent, width, config.levels, config.dropout)
         grid = (1, 1) if config.judged is None else grid_of(config.judged)
-        self.discriminator = Discriminator(self.seen + classes, config.disc_width, grid)
+        self.discriminator = Discriminator(self.seen + classes, disc_width, grid)
         self.register_buffer("accuracy", torch.zeros(()))  # of the discriminator in the last step
         self._shared: _Shared | None = None
 
