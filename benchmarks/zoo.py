@@ -44,7 +44,7 @@ SHAPES = [
 ]
 SETUPS: dict[str, tuple[str | None, list[str]]] = {"shapes": (None, SHAPES), "lidc71": ("lidc71", [])}
 # What a method cannot do without, in place of the recipe's: each is explained in docs/methods.md.
-_CAR = ["--optimizer.weight_decay=0", "--model.disc_steps=1", "--model.disc_cycle=1"]
+_CAR = ["--model.disc_width=8", "--optimizer.weight_decay=0", "--model.disc_steps=1", "--model.disc_cycle=1"]
 OWN: dict[str, dict[str, list[str]]] = {
     "shapes": {"car": _CAR, "ccdm": ["--model.steps=10"]},
     "lidc71": {"car": _CAR, "ccdm": ["--model.steps=10"]},
