@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
 from safetensors.torch import load_file
 
 from ambiseg import cli
 from ambiseg._util.processes import program
 from ambiseg.cli import main
 from ambiseg.config import parse
-from ambiseg.runs import Run
+from ambiseg.runs import Run, build_model
 from ambiseg.training import precision, train
+from ambiseg.training.module import TrainingModule
 from tests.conftest import TINY
 
 AUTO = [*TINY, "--trainer.precision=auto"]
@@ -62,6 +64,26 @@ def test_a_run_goes_on_in_the_precision_that_it_began_with(tmp_path, monkeypatch
     assert all(torch.equal(first[name], second[name]) for name in second)
     asked = precision.resolve("32-true", "cpu", begun="bf16-mixed")
     assert asked == ("32-true", "as asked; the run began with bf16-mixed")
+
+
+@pytest.mark.parametrize(("clip", "expected"), [(2.0, 2.0), (100.0, 10.0), (None, 10.0)])
+def test_the_norm_that_is_clipped_does_not_depend_on_the_scale_of_16_mixed(clip, expected):
+    config = parse([*TINY, f"--optimizer.clip={'null' if clip is None else clip}"])
+    module = TrainingModule(build_model(config, 1, 2), config, (1,))
+
+    class Scaled:
+        precision_plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))  # pyright: ignore[reportPrivateImportUsage]
+
+    module._trainer = Scaled()  # type: ignore[assignment]
+    parameter = torch.nn.Parameter(torch.zeros(4))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    scaler = Scaled.precision_plugin.scaler
+    assert scaler is not None
+    scaler.scale((5 * parameter).sum()).backward()
+    Scaled.precision_plugin.clip_gradients(optimizer, module._largest_norm() or 0)
+    scaler.unscale_(optimizer)
+    assert parameter.grad is not None
+    assert parameter.grad.norm().item() == pytest.approx(expected, rel=1e-4)
 
 
 def test_runs_from_before_precision_was_recorded(tiny_run, tmp_path):

@@ -107,7 +107,7 @@ class TrainingModule(LightningModule):
             self._add(names | ({f"{phase}_loss": losses[-1]} if several else {}))
             self.manual_backward(losses[-1] / accumulate)
             if last:
-                self.clip_gradients(optimizer, self.config.optimizer.clip, "norm")
+                self.clip_gradients(optimizer, self._largest_norm(), "norm")
                 optimizer.step()
                 optimizer.zero_grad()
             if several:
@@ -117,6 +117,11 @@ class TrainingModule(LightningModule):
             self.steps += 1
             if self.average is not None:
                 self._average()
+
+    def _largest_norm(self) -> float | None:
+        """What gradients are clipped to. With 16-mixed they are still multiplied by the scale of the loss."""
+        clip, scaler = self.config.optimizer.clip, getattr(self.trainer.precision_plugin, "scaler", None)
+        return clip if clip is None or scaler is None else clip * scaler.get_scale()
 
     def _add(self, terms: dict[str, Tensor]) -> None:
         """Sums of the epoch and how many there are, on the device."""
