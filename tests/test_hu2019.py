@@ -271,6 +271,12 @@ def test_absent_annotators_change_nothing_but_the_noise():
     assert torch.allclose(one, two, rtol=1e-3)
 
 
+def test_the_spread_of_half_precision_is_computed_in_full():
+    masks = MaskDistribution(torch.tensor([[0, 1, 1]])[..., None, None])
+    logits = torch.zeros(1, 3, 2, 1, 1, dtype=torch.bfloat16)  # log 1/3 has other digits in 16 bits
+    assert spread(logits, Graders.of(masks, 2)).item() == pytest.approx(1, abs=1e-6)
+
+
 def test_random_weights_have_no_part_in_the_spread():
     built = model(2, beta_weights=0)
     images, labels = torch.randn(2, 1, 8, 8), torch.randint(2, (2, 3, 8, 8))

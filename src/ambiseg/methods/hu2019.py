@@ -315,7 +315,8 @@ def spread(logits: Tensor, graders: Graders) -> Tensor:
     tensor(1.)
     """
     with full_precision(logits):
-        log_p = at_least_float32(logits).log_softmax(2) + graders.present.log()[:, :, None, None, None].to(logits.dtype)
+        log_p = at_least_float32(logits).log_softmax(2)
+        log_p = log_p + graders.present.log()[:, :, None, None, None].to(log_p.dtype)
         cost = -(graders.marginal * log_p.logsumexp(1)).sum(1) / math.log(2)
         pixels = cost.numel() if graders.valid is None else graders.valid.sum().clamp_min(1)
         return cost.sum() / pixels
