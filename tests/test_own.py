@@ -11,11 +11,12 @@ import torch
 
 import ambiseg
 from ambiseg._util import own
-from ambiseg._util.errors import DataError
+from ambiseg._util.errors import ConfigError, DataError
 from ambiseg._util.extras import MissingExtra
 from ambiseg.cli import main
 from ambiseg.config import Config
 from ambiseg.data.config import DataConfig, open_cases
+from ambiseg.methods import METHODS
 from ambiseg.nn.config import BackboneConfig
 from tests.conftest import TINY
 from tests.test_backbones import FakeUnet
@@ -168,6 +169,20 @@ def test_networks_that_do_not_fit_are_one_line(modules, name, options, message):
         BackboneConfig(name=name, options=options).build(in_channels=1)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_networks_that_stop_early_are_one_line_where_a_method_needs_the_last_features(name):
+    """A U-Net by its own name, of which noise of MoSE enters in the middle of the way up."""
+    backbone = BackboneConfig(name="ambiseg.nn.unet:UNet", options={"channels": [4, 8, 8], "inject_level": 0.5})
+    method = METHODS[name]
+    try:
+        built = method.build(method.Config(method=name), backbone, 1, 2)
+    except ConfigError as error:
+        assert "\n" not in str(error)
+        assert str(error).startswith("backbone.name: expected ")
+    else:
+        assert built.predict(torch.rand(1, 1, 20, 20)).sample(2).labels.shape == (1, 2, 20, 20)
 
 
 def test_names_and_options_are_checked_before_anything_is_imported():

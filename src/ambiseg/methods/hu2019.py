@@ -123,7 +123,7 @@ class Hu(LatentUNet[Gaussian]):
         if classes < 2:
             raise ConfigError(f"model.method: expected at least two classes with hu2019, found {classes}")
         unet = bool(backbone.levels)
-        trunk = backbone.build(in_channels, **({"norm": norm, "last": False} if unet else {}))
+        trunk = backbone.build_dense(in_channels, **({"norm": norm, "last": False} if unet else {}))
         self.backbone = VariationalEnd(trunk, trunk.head_channels, trunk.multiple if unet else 1)
         kind = backbone.kind._replace(norm=norm, bias=backbone.kind.bias or not norm)
         encoders = [LatentEncoder(in_channels, masks, backbone.unet_levels, kind) for masks in (0, classes - 1)]

@@ -66,7 +66,7 @@ class MCDropout(Method):
     def __init__(self, config: MCDropoutConfig, backbone: BackboneConfig, in_channels: int, classes: int) -> None:
         super().__init__()
         trunk = config.trunk(backbone)
-        self.config, self.classes, self.backbone = config, classes, trunk.build(in_channels)
+        self.config, self.classes, self.backbone = config, classes, trunk.build_dense(in_channels)
         levels = self.backbone.block_levels
         if not levels:
             raise ConfigError(f"backbone.name: expected unet or unet-light for mc-dropout, found {trunk.name}")

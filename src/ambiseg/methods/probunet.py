@@ -12,7 +12,6 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from ambiseg._util.errors import ConfigError
 from ambiseg.masks import MaskDistribution, Masks
 from ambiseg.methods.base import Method, Noise, Predictive, PublishedConfig, evaluation
 from ambiseg.methods.dense import BAND, DensePredictive, drawn, in_parts
@@ -106,10 +105,7 @@ class LatentUNet(Method, Generic[Prior]):
     def make_networks(self, backbone: BackboneConfig, in_channels: int) -> None:
         """``backbone``, ``prior``, ``posterior`` and ``head``, with fresh weights."""
         config, classes = self.config, self.classes
-        self.backbone = backbone.build(in_channels)
-        if self.backbone.finishes:
-            found = f"{backbone.name}, which stops before them"
-            raise ConfigError(f"backbone.name: expected a network whose last features are dense, found {found}")
+        self.backbone = backbone.build_dense(in_channels)
         encoders = [LatentEncoder.of(backbone, in_channels, masks) for masks in (0, classes)]
         width = encoders[0].out_channels
         self.prior: Pooled[Prior] = Pooled(encoders[0], self.prior_head(width), backbone.scale)

@@ -86,7 +86,7 @@ class SSN(Pixelwise):
     def __init__(self, config: SSNConfig, backbone: BackboneConfig, in_channels: int, classes: int) -> None:
         super().__init__()
         trunk = config.trunk(backbone)
-        self.config, self.classes, self.backbone = config, classes, trunk.build(in_channels)
+        self.config, self.classes, self.backbone = config, classes, trunk.build_dense(in_channels)
         maps = (2 + config.rank) * classes
         self.head = PixelMLP(self.backbone.dense_channels, maps, norm=True, momentum=trunk.momentum)
 

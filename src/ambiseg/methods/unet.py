@@ -59,7 +59,7 @@ class UNetMethod(Pixelwise):
     def __init__(self, config: UNetConfig, backbone: BackboneConfig, in_channels: int, classes: int) -> None:
         super().__init__()
         trunk = config.trunk(backbone)
-        self.config, self.classes, self.backbone = config, classes, trunk.build(in_channels)
+        self.config, self.classes, self.backbone = config, classes, trunk.build_dense(in_channels)
         self.head = PixelMLP(self.backbone.dense_channels, classes, norm=True, momentum=trunk.momentum)
 
     @classmethod

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
+from ambiseg._util.errors import ConfigError
 from ambiseg._util.own import is_reference
 from ambiseg._util.text import did_you_mean
 from ambiseg.nn.deeplab import DeepLabV3Plus
@@ -110,6 +111,14 @@ class BackboneConfig(Settings):
         """The network with fresh weights. ``levels`` are further arguments of a U-Net."""
         network = self._network(in_channels, **levels)
         return network if self.scale == 1 else Scaled(network, self.scale)
+
+    def build_dense(self, in_channels: int, **levels: Any) -> Backbone:
+        """The same for methods that read its last features; a network that stops before them is refused."""
+        network = self.build(in_channels, **levels)
+        if network.finishes:
+            found = f"{self.name}, which stops before them"
+            raise ConfigError(f"backbone.name: expected a network whose last features are dense, found {found}")
+        return network
 
     def _network(self, in_channels: int, **levels: Any) -> Backbone:
         if levels and self.name not in ("unet", "unet-light"):

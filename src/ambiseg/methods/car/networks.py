@@ -67,7 +67,7 @@ class Trunk(nn.Module):
 
     def __init__(self, backbone: BackboneConfig, in_channels: int, classes: int) -> None:
         super().__init__()
-        self.backbone = backbone.build(in_channels)
+        self.backbone = backbone.build_dense(in_channels)
         self.head = PixelMLP(self.backbone.dense_channels, classes, norm=True, momentum=backbone.momentum)
         self.multiple = self.backbone.multiple
 
