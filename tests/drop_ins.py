@@ -56,10 +56,6 @@ class Latent(Method):
         self.classes, self.config, self.backbone = classes, config, backbone.build(in_channels)
         self.head = nn.Conv2d(self.backbone.dense_channels + config.latent, classes, 1)
 
-    @classmethod
-    def build(cls, config, backbone, in_channels, classes):
-        return cls(config, backbone, in_channels, classes)
-
     def forward(self, images):
         dense = self.backbone(images).dense
         return LatentPredictive(dense, self.head, self.config.latent, self.classes, (images.shape[2], images.shape[3]))
@@ -112,10 +108,6 @@ class TwoHeads(Method):
             nn.Sequential(nn.Conv2d(dense, width, 1), nn.ReLU(), nn.Conv2d(width, classes, 1)) for _ in range(2)
         )
         self.gate = nn.Linear(self.backbone.gate_channels, 2)
-
-    @classmethod
-    def build(cls, config, backbone, in_channels, classes):
-        return cls(config, backbone, in_channels, classes)
 
     def forward(self, images):
         features = self.backbone(images)

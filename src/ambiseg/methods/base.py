@@ -2,7 +2,7 @@
 
     Method ──forward──► Predictive ──noise──► Noise ──render──► MaskDistribution
 
-A method writes ``build``, ``forward`` and ``loss``. Its :class:`Predictive` writes ``noise``, what is random about N
+A method writes ``__init__``, ``forward`` and ``loss``. Its :class:`Predictive` writes ``noise``, what is random about N
 draws, and ``probs``, the soft masks of a noise. Samples, marginals, volumes whose slices belong together and large
 images by windows follow from these. A method whose draws fall into strata of known probability (experts, members,
 components of a mixture) returns a :class:`Stratified` instead, which writes ``noise_of`` and ``centre_noise``.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from pydantic import Field
@@ -30,6 +30,7 @@ from ambiseg.nn.features import Backbone
 from ambiseg.nn.windows import Block, Step, Tile, Windows, blended, plan, tiles
 from ambiseg.settings import Settings
 
+M = TypeVar("M", bound="Method")
 _AT_ONCE = 16  # draws of a window that networks run for at a time
 
 
@@ -132,9 +133,12 @@ class Method(nn.Module, ABC):
     classes: int
 
     @classmethod
-    @abstractmethod
-    def build(cls, config: Any, backbone: BackboneConfig, in_channels: int, classes: int) -> Method:
-        """The network that settings describe, with fresh weights from PyTorch's global generator."""
+    def build(cls: type[M], config: Any, backbone: BackboneConfig, in_channels: int, classes: int) -> M:
+        """The network that settings describe, with fresh weights from PyTorch's global generator.
+
+        Unless a method writes its own, ``__init__`` takes the same arguments.
+        """
+        return cls(config, backbone, in_channels, classes)
 
     def before_training(self, images: int) -> None:
         """Called once before a training begins, or goes on: it is on so many images.

@@ -109,10 +109,6 @@ class CCDM(Method):
         self.network = DiffusionUNet(classes + in_channels, classes, config.levels(backbone), scale, each)
         self.diffusion = CategoricalDiffusion(classes, cosine(config.timesteps))
 
-    @classmethod
-    def build(cls, config: CCDMConfig, backbone: BackboneConfig, in_channels: int, classes: int) -> CCDM:
-        return cls(config, backbone, in_channels, classes)
-
     @property
     def multiple(self) -> int:
         return self.network.multiple

@@ -145,10 +145,6 @@ class HPUNet(Method):
         orthogonal(self)
         self.constraint = Constraint(config.decay, config.rate) if config.objective == "geco" else None
 
-    @classmethod
-    def build(cls, config: HPUNetConfig, backbone: BackboneConfig, in_channels: int, classes: int) -> HPUNet:
-        return cls(config, backbone, in_channels, classes)
-
     @property
     def multiple(self) -> int:
         return self._multiple

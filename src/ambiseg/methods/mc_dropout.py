@@ -74,10 +74,6 @@ class MCDropout(Method):
         self.blocks = range(levels - depth, levels + depth)  # before which numbers are dropped
         self.head = PixelMLP(self.backbone.dense_channels, classes, norm=True, momentum=trunk.momentum)
 
-    @classmethod
-    def build(cls, config: MCDropoutConfig, backbone: BackboneConfig, in_channels: int, classes: int) -> MCDropout:
-        return cls(config, backbone, in_channels, classes)
-
     def forward(self, images: Tensor) -> DropoutPredictive:
         """Images ``[B, in_channels, H, W]`` -> their predictive distribution: the levels above the first dropout."""
         maps = self.backbone.start(images, self.blocks[0])

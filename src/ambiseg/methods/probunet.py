@@ -121,10 +121,6 @@ class LatentUNet(Method, Generic[Prior]):
             momentum=backbone.momentum,
         )
 
-    @classmethod
-    def build(cls, config: Any, backbone: BackboneConfig, in_channels: int, classes: int) -> Method:
-        return cls(config, backbone, in_channels, classes)
-
     @abstractmethod
     def prior_head(self, channels: int) -> PooledHead[Prior]:
         """What makes the prior of the last map of its encoder."""

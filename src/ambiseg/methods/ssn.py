@@ -90,10 +90,6 @@ class SSN(Pixelwise):
         maps = (2 + config.rank) * classes
         self.head = PixelMLP(self.backbone.dense_channels, maps, norm=True, momentum=trunk.momentum)
 
-    @classmethod
-    def build(cls, config: SSNConfig, backbone: BackboneConfig, in_channels: int, classes: int) -> SSN:
-        return cls(config, backbone, in_channels, classes)
-
     def normal(self, dense: Tensor) -> LowRankNormal:
         """The distribution of the logits, in float32 whatever the features ``[B, F, H, W]`` are."""
         hidden, last = self.head.hidden(dense), self.head.layers[-1]

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from ambiseg._util.errors import ConfigError
 from ambiseg.masks import MaskDistribution
-from ambiseg.methods.base import Method, method_named
+from ambiseg.methods.base import Method
 from ambiseg.methods.predictive import Noise, Predictive, Stratified
-from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.windows import Step, Windows
 
 
@@ -75,6 +74,7 @@ def symmetric(method: Method, count: int) -> Method:
         count: S, one of :data:`COUNTS`.
 
     >>> from ambiseg.methods.unet import UNetConfig, UNetMethod
+    >>> from ambiseg.nn.config import BackboneConfig
     >>> method = UNetMethod.build(UNetConfig(), BackboneConfig(channels=[4, 8]), in_channels=1, classes=2)
     >>> symmetric(method, 8).predict(torch.rand(1, 1, 32, 48)).sample(8)
     MaskDistribution(1 image of 32×48, 8 masks, equal weights, soft marginal)
@@ -92,11 +92,6 @@ class _SymmetricMethod(Method):
         # What users see of a method, and what decides how images are taken, is the method's own.
         self.stratum, self.incoherent = method.stratum, method.incoherent  # type: ignore[misc]
         self.views = len(used) * method.views  # type: ignore[misc]
-
-    @classmethod
-    def build(cls, config: Any, backbone: BackboneConfig, in_channels: int, classes: int) -> Method:
-        """The method that the settings describe, over all symmetries."""
-        return cls(method_named(config.method).build(config, backbone, in_channels, classes), _ALL)
 
     def forward(self, images: Tensor) -> Predictive:
         return self._mean(self.method, images)

@@ -62,10 +62,6 @@ class UNetMethod(Pixelwise):
         self.config, self.classes, self.backbone = config, classes, trunk.build_dense(in_channels)
         self.head = PixelMLP(self.backbone.dense_channels, classes, norm=True, momentum=trunk.momentum)
 
-    @classmethod
-    def build(cls, config: UNetConfig, backbone: BackboneConfig, in_channels: int, classes: int) -> UNetMethod:
-        return cls(config, backbone, in_channels, classes)
-
     def predictive(self, dense: Tensor) -> PixelPredictive:
         probs = at_least_float32(self.head(dense)[:, 0]).softmax(1)
         return PixelPredictive(probs, self.config.sampling)

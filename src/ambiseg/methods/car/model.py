@@ -82,10 +82,6 @@ class CAR(Method):
         self.register_buffer("accuracy", torch.zeros(()))  # of the discriminator in the last step
         self._shared: _Shared | None = None
 
-    @classmethod
-    def build(cls, config: CARConfig, backbone: BackboneConfig, in_channels: int, classes: int) -> CAR:
-        return cls(config, backbone, in_channels, classes)
-
     @property
     def multiple(self) -> int:
         return math.lcm(self.calibration.multiple, self.refinement.multiple)

@@ -177,10 +177,6 @@ class PHiSeg(Method):
         self.prior, self.posterior = (Latents(e, channels, levels, config.latent, kind) for e in encoders)
         self.likelihood = Likelihood(channels, levels, config.latent, classes, kind)
 
-    @classmethod
-    def build(cls, config: PHiSegConfig, backbone: BackboneConfig, in_channels: int, classes: int) -> PHiSeg:
-        return cls(config, backbone, in_channels, classes)
-
     @property
     def multiple(self) -> int:
         return self.scale * self.prior.encoder.multiple
