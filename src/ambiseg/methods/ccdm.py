@@ -11,10 +11,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from ambiseg._util.bands import bands
 from ambiseg._util.errors import ConfigError
-from ambiseg.masks import MaskDistribution, Masks, at_least_float32
+from ambiseg.masks import Masks, at_least_float32
 from ambiseg.methods.base import Method, Noise, Predictive, PublishedConfig
-from ambiseg.methods.predictive import Canvas, InParts
+from ambiseg.methods.predictive import Canvas, Chunked, InParts
 from ambiseg.methods.targets import one_each
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.diffusion import CategoricalDiffusion, cosine, drawn, visited
@@ -192,7 +193,7 @@ class CCDM(Method):
 
 
 @dataclass(frozen=True, eq=False)
-class CCDMPredictive(Predictive):
+class CCDMPredictive(Chunked):
     """What a diffusion predicts for a batch of images: all that is known before a draw is the images themselves.
 
     Attributes:
@@ -214,26 +215,15 @@ class CCDMPredictive(Predictive):
         """A seed for each draw, which decides the class of every pixel in every step."""
         return _noise(self.images, n, generator)
 
+    @property
+    def at_once(self) -> int:
+        return _at_once(self.images[:, 0].numel(), self.images.device)
+
     @torch.no_grad()
-    def probs(self, noise: Noise) -> Tensor:
+    def soft(self, noise: Noise) -> Tensor:
         """p̂_0 of the last step. It has no gradient: classes were drawn on the way."""
-        return torch.cat([probs for _, probs in self._chunks(noise)], 1)
-
-    @torch.no_grad()
-    def render(self, noise: Noise) -> MaskDistribution:
-        mass, labels = noise.mass, []
-        marginal = torch.zeros(len(self.images), self.classes, *self.size, device=self.images.device)
-        for some, probs in self._chunks(noise):
-            marginal += torch.einsum("bn,bnchw->bchw", mass[:, some].to(probs.dtype), probs)
-            labels.append(probs.argmax(2).to(label_dtype(self.classes)))
-        weights = None if noise.weights is None else noise.weights.detach()
-        return MaskDistribution(torch.cat(labels, 1), weights, marginal=marginal)
-
-    def _chunks(self, noise: Noise) -> Iterator[tuple[slice, Tensor]]:
-        """As many draws at a time as fit, with their soft masks ``[B, n, C, H, W]``."""
-        for some in _some(noise.count, self.images[:, 0].numel(), self.images.device):
-            (block,) = self.model.chain(noise[some], self.size, self._guess)
-            yield some, block.maps
+        (block,) = self.model.chain(noise, self.size, self._guess)
+        return block.maps
 
     def _guess(self, x: Tensor, t: int) -> Iterator[Block]:
         yield Block(0, 0, _guessed(self.model, self.images, x, t))
@@ -271,8 +261,9 @@ class _Joint(InParts):
 
     def _blocks(self, noises: Sequence[Noise]) -> Iterator[tuple[int, slice, Block]]:
         """Number of the noise, some of its draws, and soft masks of a part of the image."""
-        window, device = len(self.windows[0][0].weights) * len(self.windows[1][0].weights), self.image.device
-        chunks = [(which, some) for which, noise in enumerate(noises) for some in _some(noise.count, window, device)]
+        window = len(self.windows[0][0].weights) * len(self.windows[1][0].weights)
+        at_once = _at_once(window, self.image.device)
+        chunks = [(which, some) for which, noise in enumerate(noises) for some in bands(noise.count, at_once)]
         passes, done = len(chunks) * self.model.config.steps, 0  # of the network over all windows
 
         def guess(x: Tensor, t: int) -> Iterator[Block]:
@@ -311,7 +302,6 @@ def _noise(images: Tensor, n: int, generator: torch.Generator | None) -> Noise:
     return Noise(codes, seeds=new_seeds(len(images), n, generator, images.device))
 
 
-def _some(draws: int, pixels: int, device: torch.device) -> Iterator[slice]:
-    """All draws, as many at a time as the network takes for images of so many pixels."""
-    size = max(1, _AT_ONCE.get(device.type, _ELSEWHERE) // pixels)
-    return (slice(start, min(start + size, draws)) for start in range(0, draws, size))
+def _at_once(pixels: int, device: torch.device) -> int:
+    """How many draws the network takes together, of images of so many pixels."""
+    return max(1, _AT_ONCE.get(device.type, _ELSEWHERE) // pixels)

@@ -13,8 +13,9 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ambiseg._util.errors import ConfigError
-from ambiseg.masks import MaskDistribution, Masks
-from ambiseg.methods.base import Method, Noise, ParameterGroup, Predictive, PublishedConfig
+from ambiseg.masks import Masks
+from ambiseg.methods.base import Method, Noise, ParameterGroup, PublishedConfig
+from ambiseg.methods.predictive import Chunked
 from ambiseg.methods.schedules import Scheduled, final, values_of
 from ambiseg.methods.targets import Target, one_each
 from ambiseg.nn.config import BackboneConfig
@@ -23,7 +24,6 @@ from ambiseg.nn.features import check_images, crop, pad_to_multiple
 from ambiseg.nn.gaussian import Gaussian, kl
 from ambiseg.nn.ladder import Ladder, State, climbed
 from ambiseg.nn.likelihood import hardest, pixel_ce
-from ambiseg.nn.pixelhead import label_dtype
 from ambiseg.nn.places import new_seeds
 from ambiseg.nn.residual import orthogonal, residual_level
 from ambiseg.settings import SettingError, shown
@@ -248,7 +248,7 @@ def _check_levels(where: str, levels: Sequence[int], count: int) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class HPUNetPredictive(Predictive):
+class HPUNetPredictive(Chunked):
     """What the Hierarchical Probabilistic U-Net predicts for a batch of images: the way down once, the way up per draw.
 
     The noise of a code belongs to its places in the image, so that windows and slices agree. ``noise.codes`` is one
@@ -281,8 +281,12 @@ class HPUNetPredictive(Predictive):
         codes = torch.tensor(free, device=device).expand(B, n, -1)
         return Noise(codes, seeds=new_seeds(B, n, generator, device))
 
-    def probs(self, noise: Noise) -> Tensor:
-        return torch.cat([self.logits(some).softmax(2) for some in self._parts(noise)], 1)
+    @property
+    def at_once(self) -> int:
+        return max(1, _AT_ONCE // (len(self.bottom.features) * self.size[0] * self.size[1]))
+
+    def soft(self, noise: Noise) -> Tensor:
+        return self.logits(noise).softmax(2)
 
     def logits(self, noise: Noise) -> Tensor:
         """Logits of every draw, all at once, differentiable:  ``[B, N, C, H, W]``."""
@@ -299,20 +303,3 @@ class HPUNetPredictive(Predictive):
         state = self.model.prior.walked(self.bottom, choose).state
         logits = self.model.logits(state, self.size).unflatten(0, (B, -1))
         return logits.expand(-1, noise.count, -1, -1, -1)
-
-    def render(self, noise: Noise) -> MaskDistribution:
-        labels, marginal, done = [], torch.zeros((), device=noise.codes.device), 0
-        with torch.no_grad():
-            for some in self._parts(noise):
-                probs = self.logits(some).softmax(2)
-                mass = noise.mass[:, done : done + some.count].to(probs.dtype)
-                marginal = marginal + torch.einsum("bn,bnchw->bchw", mass, probs)
-                labels.append(probs.argmax(2).to(label_dtype(self.classes)))
-                done += some.count
-        weights = None if noise.weights is None else noise.weights.detach()
-        return MaskDistribution(torch.cat(labels, 1), weights, marginal=marginal)
-
-    def _parts(self, noise: Noise) -> list[Noise]:
-        """The draws in parts that the decoder takes together, at least one of all images."""
-        draws = max(1, _AT_ONCE // (len(self.bottom.features) * self.size[0] * self.size[1]))
-        return [noise[i : i + draws] for i in range(0, noise.count, draws)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -12,13 +11,13 @@ from pydantic import Field
 from torch import Tensor
 
 from ambiseg._util.errors import ConfigError
-from ambiseg.masks import MaskDistribution, Masks, at_least_float32
-from ambiseg.methods.base import Method, Noise, Predictive, PublishedConfig, evaluation
+from ambiseg.masks import Masks, at_least_float32
+from ambiseg.methods.base import Method, Noise, PublishedConfig, evaluation
+from ambiseg.methods.predictive import Chunked
 from ambiseg.methods.targets import one_each
 from ambiseg.methods.unet import cross_entropy
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.mlp import PixelMLP
-from ambiseg.nn.pixelhead import label_dtype
 from ambiseg.nn.places import new_seeds
 
 # Numbers of the largest map of the decoder, of all draws that networks run for at a time. On CPUs more is slower.
@@ -122,7 +121,7 @@ class MCDropout(Method):
 
 
 @dataclass(frozen=True, eq=False)
-class DropoutPredictive(Predictive):
+class DropoutPredictive(Chunked):
     """What MC-dropout predicts for a batch of images: a draw runs the network from its first dropout on.
 
     Attributes:
@@ -146,28 +145,13 @@ class DropoutPredictive(Predictive):
         B, device = self.maps[0].shape[0], self.maps[0].device
         return Noise(torch.zeros(B, n, 1, device=device), seeds=new_seeds(B, n, generator, device))
 
-    def probs(self, noise: Noise) -> Tensor:
-        return torch.cat([probs for _, probs in self._chunks(noise)], 1)
-
-    def render(self, noise: Noise) -> MaskDistribution:
-        mass, labels, marginal = noise.mass, [], torch.zeros((), device=noise.codes.device)
-        with torch.no_grad():
-            for some, probs in self._chunks(noise):
-                marginal = marginal + torch.einsum("bn,bnchw->bchw", mass[:, some], probs)
-                labels.append(probs.argmax(2).to(label_dtype(self.classes)))
-        weights = None if noise.weights is None else noise.weights.detach()
-        return MaskDistribution(torch.cat(labels, 1), weights, marginal=marginal)
-
-    def _chunks(self, noise: Noise) -> Iterator[tuple[slice, Tensor]]:
-        """Soft masks of as many draws as are computed at a time, ``[B, n, C, H, W]``."""
-        for start in range(0, noise.count, self._at_once):
-            some = slice(start, start + self._at_once)
-            with self._mode():
-                logits = self.model.logits(self.maps, self.size, noise[some])
-            yield some, at_least_float32(logits).softmax(2)
+    def soft(self, noise: Noise) -> Tensor:
+        with self._mode():
+            logits = self.model.logits(self.maps, self.size, noise)
+        return at_least_float32(logits).softmax(2)
 
     @property
-    def _at_once(self) -> int:
+    def at_once(self) -> int:
         """Draws that fit into so much memory as is allowed; the largest map is what enters the last block."""
         numbers = self.maps[0].numel() + self.maps[0][:, 0].numel() * self.model.backbone.dense_channels
         return max(1, _AT_ONCE // numbers)

@@ -12,11 +12,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from ambiseg._util.bands import bands
 from ambiseg._util.errors import ConfigError
 from ambiseg.masks import MaskDistribution
 from ambiseg.nn.pixelhead import label_dtype
 from ambiseg.nn.places import as_normal_, uniform_at
 from ambiseg.nn.windows import Block
+from ambiseg.overlap import full_precision
 
 P = TypeVar("P", bound="Stratified")
 
@@ -146,6 +148,33 @@ class Predictive(ABC):
     def marginal(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Pixel-wise class probabilities ``[B, C, H, W]``, the mean of ``n`` soft samples."""
         return self.sample(n, generator).marginal_probs(self.classes)
+
+
+class Chunked(Predictive):
+    """Draws that networks run for: some are made together, so that memory does not grow with their number."""
+
+    @property
+    @abstractmethod
+    def at_once(self) -> int:
+        """How many draws are made together, at least one."""
+
+    @abstractmethod
+    def soft(self, noise: Noise) -> Tensor:
+        """:meth:`probs`, of all draws together."""
+
+    def probs(self, noise: Noise) -> Tensor:
+        return torch.cat([self.soft(noise[some]) for some in bands(noise.count, self.at_once)], 1)
+
+    def render(self, noise: Noise) -> MaskDistribution:
+        mass, labels, marginal = noise.mass, [], torch.zeros((), device=noise.codes.device)
+        with torch.no_grad():
+            for some in bands(noise.count, self.at_once):
+                probs = self.soft(noise[some])
+                with full_precision(probs):  # a mean over draws in 16 bits would not be one of probabilities
+                    marginal = marginal + torch.einsum("bn,bnchw->bchw", mass[:, some].to(probs.dtype), probs)
+                labels.append(probs.argmax(2).to(label_dtype(self.classes)))
+        weights = None if noise.weights is None else noise.weights.detach()
+        return MaskDistribution(torch.cat(labels, 1), weights, marginal=marginal)
 
 
 class PointPredictive(Predictive):

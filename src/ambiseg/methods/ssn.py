@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from ambiseg._util.bands import bands
 from ambiseg.masks import MaskDistribution, Masks, at_least_float32
 from ambiseg.methods.base import Noise, PublishedConfig
 from ambiseg.methods.pixelwise import Pixelwise, PointPredictive
@@ -18,7 +19,7 @@ from ambiseg.methods.schedules import Scheduled, final, values_of
 from ambiseg.methods.targets import one_each
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.likelihood import pixel_ce
-from ambiseg.nn.lowrank import LowRankNormal, likelihood, numbers_at_once, parts
+from ambiseg.nn.lowrank import LowRankNormal, likelihood, numbers_at_once
 from ambiseg.nn.mlp import PixelMLP
 from ambiseg.nn.pixelhead import label_dtype
 from ambiseg.nn.places import new_seeds
@@ -199,7 +200,7 @@ class SSNPredictive(PointPredictive):
         labels = torch.empty(len(mean), noise.count, *self.size, dtype=label_dtype(self.classes), device=mean.device)
         marginal = torch.zeros_like(mean).flatten(1)[:, None]
         with torch.no_grad():
-            for some in parts(noise.count, numbers_at_once(mean) // mean.numel()):
+            for some in bands(noise.count, max(1, numbers_at_once(mean) // mean.numel())):
                 scores = self._scores(noise[some])
                 labels[:, some] = scores[:, :, 0] > 0 if self.classes == 2 else _greatest(scores)
                 probs = scores.sigmoid_() if self.classes == 2 else scores.softmax(2)

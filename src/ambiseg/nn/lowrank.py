@@ -7,7 +7,6 @@ float32 at least.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ambiseg._util.bands import bands
 from ambiseg.masks import at_least_float32
 from ambiseg.overlap import full_precision
 
@@ -165,17 +165,6 @@ class _Settings(NamedTuple):
         return torch.randn(shape, generator=self.generator, device=like.device, dtype=like.dtype)
 
 
-def parts(count: int, size: int) -> Iterator[slice]:
-    """``count`` things, ``size`` at a time and at least one.
-
-    >>> list(parts(5, 2))
-    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
-    """
-    size = max(1, size)
-    for start in range(0, count, size):
-        yield slice(start, min(start + size, count))
-
-
 def numbers_at_once(like: Tensor) -> int:
     """How many logits are held at a time: on a CPU 2 megabytes, which its cache holds, elsewhere 64."""
     return 2**19 if like.is_cpu else 2**24
@@ -194,9 +183,9 @@ class _Likelihood(torch.autograd.Function):
         room = at_once // (both * mean[0].numel())  # draws of one image
         nll, of_each = mean.new_empty(len(mean)), mean.new_empty(len(mean), both, drawn)
         grads = [torch.empty_like(x) for x in (mean, factor, sigma)] if learns else []
-        for images in parts(len(mean), room // drawn):
+        for images in bands(len(mean), max(1, room // drawn)):
             here = _Images(settings, images, mean[images], factor[images], sigma[images], learns)
-            for draws in parts(drawn, room):
+            for draws in bands(drawn, max(1, room)):
                 of_each[images, :, draws] = here.add(draws)
             nll[images] = math.log(both * drawn) - here.total.log() - here.best
             for whole, part in zip(grads, here.gradients(), strict=True):

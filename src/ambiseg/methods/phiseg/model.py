@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -13,9 +13,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ambiseg._util.errors import ConfigError
-from ambiseg.masks import MaskDistribution, Masks, at_least_float32
-from ambiseg.methods.base import Method, Noise, Predictive, PublishedConfig, evaluation
+from ambiseg.masks import Masks, at_least_float32
+from ambiseg.methods.base import Method, Noise, PublishedConfig, evaluation
 from ambiseg.methods.phiseg.network import Latents, Likelihood
+from ambiseg.methods.predictive import Chunked
 from ambiseg.methods.probunet import CLIP
 from ambiseg.methods.schedules import Scheduled, final, values_of
 from ambiseg.methods.targets import Target, one_each
@@ -25,7 +26,6 @@ from ambiseg.nn.gaussian import Gaussian, kl
 from ambiseg.nn.hierarchy import Level, walk
 from ambiseg.nn.latent import LatentEncoder
 from ambiseg.nn.likelihood import pixel_ce
-from ambiseg.nn.pixelhead import label_dtype
 from ambiseg.nn.places import new_seeds
 from ambiseg.settings import SettingError
 
@@ -230,7 +230,7 @@ class PHiSeg(Method):
 
 
 @dataclass(frozen=True, eq=False)
-class PHiSegPredictive(Predictive):
+class PHiSegPredictive(Chunked):
     """What PHiSeg predicts for a batch of images.
 
     Attributes:
@@ -253,8 +253,8 @@ class PHiSegPredictive(Predictive):
 
     def noise(self, n: int, generator: torch.Generator | None = None) -> Noise:
         """Seeds of ε of every draw, level and place:  z = μ + σ ε."""
-        device = self.prior[0].distribution(None).mean.device
-        return Noise(torch.zeros(self.images, n, 1, device=device), seeds=new_seeds(self.images, n, generator, device))
+        B, device = self.images, self._device
+        return Noise(torch.zeros(B, n, 1, device=device), seeds=new_seeds(B, n, generator, device))
 
     def codes(self, noise: Noise) -> list[Tensor]:
         """z of every level, the finest first, ``[B·N, latent, h, w]``, differentiable."""
@@ -270,33 +270,24 @@ class PHiSegPredictive(Predictive):
             return walk(self.prior, None, choose).codes[::-1]
 
     def logits(self, noise: Noise) -> Tensor:
-        """Logits of every draw, differentiable, ``[B, N, C, H, W]``."""
+        """Logits of every draw, all at once, differentiable, ``[B, N, C, H, W]``."""
         with self._mode():
-            return torch.cat([self._logits(noise[some]) for some in self._chunks(noise)], 1)
+            scores = self.model.likelihood(self.codes(noise))
+        return sized(summed(scores)[0], 0, self.size, self.model.scale).unflatten(0, (self.images, noise.count))
 
-    def probs(self, noise: Noise) -> Tensor:
+    def soft(self, noise: Noise) -> Tensor:
         return self.logits(noise).softmax(2)
 
-    def render(self, noise: Noise) -> MaskDistribution:
-        mass, labels, marginal = noise.mass, [], torch.zeros((), device=noise.codes.device)
-        with self._mode(), torch.no_grad():
-            for some in self._chunks(noise):
-                probs = self._logits(noise[some]).softmax(2)
-                marginal = marginal + torch.einsum("bn,bnchw->bchw", mass[:, some].to(probs.dtype), probs)
-                labels.append(probs.argmax(2).to(label_dtype(self.classes)))
-        weights = None if noise.weights is None else noise.weights.detach()
-        return MaskDistribution(torch.cat(labels, 1), weights, marginal=marginal)
+    @property
+    def at_once(self) -> int:
+        """Draws whose maps fit into memory together."""
+        pixels = self.images * self.size[0] * self.size[1] / self.model.scale**2
+        room = _ON_CPU if self._device.type == "cpu" else _ELSEWHERE
+        return max(1, int(room / (pixels * self.model.likelihood.peak)))
 
     def _mode(self) -> AbstractContextManager[None]:
         return nullcontext() if self.training else evaluation(self.model)
 
-    def _logits(self, noise: Noise) -> Tensor:
-        scores = self.model.likelihood(self.codes(noise))
-        return sized(summed(scores)[0], 0, self.size, self.model.scale).unflatten(0, (self.images, noise.count))
-
-    def _chunks(self, noise: Noise) -> Iterator[slice]:
-        """Draws whose maps fit into memory together."""
-        pixels = self.images * self.size[0] * self.size[1] / self.model.scale**2
-        room = _ON_CPU if noise.codes.is_cpu else _ELSEWHERE
-        step = max(1, int(room / (pixels * self.model.likelihood.peak)))
-        return (slice(i, i + step) for i in range(0, noise.count, step))
+    @property
+    def _device(self) -> torch.device:
+        return self.prior[0].distribution(None).mean.device
