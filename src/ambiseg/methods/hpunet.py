@@ -16,8 +16,8 @@ from ambiseg._util.errors import ConfigError
 from ambiseg.masks import Masks
 from ambiseg.methods.base import Method, Noise, ParameterGroup, PublishedConfig
 from ambiseg.methods.predictive import Chunked
-from ambiseg.methods.schedules import Scheduled, final, values_of
-from ambiseg.methods.targets import Target, one_each
+from ambiseg.methods.schedules import Scheduled, check_range, final
+from ambiseg.methods.targets import CLIP, Target, one_each
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.constraint import Constraint
 from ambiseg.nn.features import check_images, crop, pad_to_multiple
@@ -31,7 +31,6 @@ from ambiseg.settings import SettingError, shown
 PUBLISHED = (24, 48, 96, 192, 192, 192, 192, 192)
 """Channels of the paper's U-Net, from 128×128 down to one place."""
 
-CLIP = 1000.0  # of the norm of gradients of sums over pixels
 _LARGEST = 1e6  # of weights and bounds
 _AT_ONCE = 1 << 18  # pixels of draws that the decoder runs for at a time
 
@@ -73,9 +72,7 @@ class HPUNetConfig(PublishedConfig):
 
     @model_validator(mode="after")
     def _bounds(self) -> HPUNetConfig:
-        for value in values_of(self.beta):
-            if not 0 <= value <= _LARGEST:
-                raise SettingError("beta", f"expected 0 to {_LARGEST:.0f}, found {value:g}")
+        check_range("beta", self.beta, _LARGEST)
         if any(level >= len(self.latents) for level in self.pinned):
             expected = f"levels from 0 to {len(self.latents) - 1}, as latents has"
             raise SettingError("pinned", f"expected {expected}, found {shown(self.pinned)}")

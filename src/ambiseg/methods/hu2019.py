@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from ambiseg._util.errors import ConfigError
 from ambiseg.masks import MaskDistribution, Masks, as_masks, at_least_float32
-from ambiseg.methods.base import Noise, PublishedConfig
+from ambiseg.methods.base import Noise
 from ambiseg.methods.dense import BAND, DensePredictive
-from ambiseg.methods.probunet import CLIP, LatentUNet
-from ambiseg.methods.schedules import Scheduled, final, values_of
+from ambiseg.methods.probunet import CodeConfig, LatentUNet
+from ambiseg.methods.schedules import Scheduled, check_range, final
+from ambiseg.methods.targets import CLIP
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.gaussian import Gaussian, GaussianHead, kl
 from ambiseg.nn.latent import LatentEncoder
@@ -27,19 +28,15 @@ from ambiseg.nn.places import new_seeds
 from ambiseg.nn.pooled import Pooled, PooledHead
 from ambiseg.nn.variational import VariationalEnd, as_activations
 from ambiseg.overlap import full_precision
-from ambiseg.settings import SettingError
 
 _MOST = 1e6  # weight of a term
 _AT_ONCE = 1 << 24  # activations of all draws that are made at a time
 
 
-class HuConfig(PublishedConfig):
+class HuConfig(CodeConfig):
     """Settings of supervised uncertainty quantification."""
 
     method: Literal["hu2019"] = "hu2019"
-    latent: int = Field(default=6, ge=1, le=256, description="L, dimension of the latent code z")
-    hidden: int = Field(default=32, ge=1, le=1024, description="features of each hidden layer after z enters")
-    layers: int = Field(default=3, ge=1, le=16, description="hidden layers after z enters")
     beta: Scheduled = Field(
         default=1.0,
         description="β, the weight of the KL of codes, a mean over images, against cross-entropies summed over pixels "
@@ -70,9 +67,7 @@ class HuConfig(PublishedConfig):
 
     @model_validator(mode="after")
     def _bounds(self) -> HuConfig:
-        for value in values_of(self.beta):
-            if not 0 <= value <= _MOST:
-                raise SettingError("beta", f"expected 0 to {_MOST:.0f}, found {value:g}")
+        check_range("beta", self.beta, _MOST)
         return self
 
     def trunk(self, backbone: BackboneConfig) -> BackboneConfig:

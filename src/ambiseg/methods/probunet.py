@@ -15,8 +15,8 @@ from torch import Tensor
 from ambiseg.masks import MaskDistribution, Masks
 from ambiseg.methods.base import Method, Noise, Predictive, PublishedConfig, evaluation
 from ambiseg.methods.dense import BAND, DensePredictive, drawn, in_parts
-from ambiseg.methods.schedules import Scheduled, final, values_of
-from ambiseg.methods.targets import Target, one_each
+from ambiseg.methods.schedules import Scheduled, check_range, final
+from ambiseg.methods.targets import CLIP, Target, one_each
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.gaussian import Gaussian, GaussianHead, Scale, kl
 from ambiseg.nn.latent import LatentEncoder
@@ -25,20 +25,23 @@ from ambiseg.nn.mlp import PixelMLP
 from ambiseg.nn.pixelhead import Folded, as_rows, mean_softmax, pixel_logits
 from ambiseg.nn.pooled import Beside, Pooled, PooledHead
 from ambiseg.nn.windows import Step, Windows, stitched
-from ambiseg.settings import SettingError
 
-CLIP = 1000.0  # of the norm of gradients of sums over pixels
 _BETA = 1e6
 
 Prior = TypeVar("Prior", bound=tuple)  # of a code: a Gaussian or a mixture of them
 
 
-class LatentUNetConfig(PublishedConfig):
-    """Settings of U-Nets whose last layers read one code per image."""
+class CodeConfig(PublishedConfig):
+    """Sizes of U-Nets whose last layers read one code per image."""
 
     latent: int = Field(default=6, ge=1, le=256, description="L, dimension of the latent code z")
     hidden: int = Field(default=32, ge=1, le=1024, description="features of each hidden layer after z enters")
     layers: int = Field(default=3, ge=1, le=16, description="hidden layers after z enters")
+
+
+class LatentUNetConfig(CodeConfig):
+    """Settings of the Probabilistic U-Net, whatever its prior is."""
+
     beta: Scheduled = Field(
         default=1.0,
         description="β, the weight of the KL term per image, against the sum over pixels of its cross-entropy",
@@ -56,9 +59,7 @@ class LatentUNetConfig(PublishedConfig):
 
     @model_validator(mode="after")
     def _bounds(self) -> LatentUNetConfig:
-        for value in values_of(self.beta):
-            if not 0 <= value <= _BETA:
-                raise SettingError("beta", f"expected 0 to {_BETA:.0f}, found {value:g}")
+        check_range("beta", self.beta, _BETA)
         return self
 
     @property

@@ -69,6 +69,13 @@ def final(setting: Scheduled) -> float:
     return values_of(setting)[-1]
 
 
+def check_range(key: str, setting: Scheduled, most: float) -> None:
+    """``SettingError`` unless all values that a setting may have are from 0 to ``most``."""
+    for value in values_of(setting):
+        if not 0 <= value <= most:
+            raise SettingError(key, f"expected 0 to {most:.0f}, found {value:g}")
+
+
 class Linear:
     """From ``start`` to ``end`` in equal steps over ``epochs``, after ``warm_up`` epochs at ``start`` (the paper's)."""
 

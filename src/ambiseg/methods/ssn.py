@@ -15,8 +15,8 @@ from ambiseg._util.bands import bands
 from ambiseg.masks import MaskDistribution, Masks, at_least_float32
 from ambiseg.methods.base import Noise, PublishedConfig
 from ambiseg.methods.pixelwise import Pixelwise, PointPredictive
-from ambiseg.methods.schedules import Scheduled, final, values_of
-from ambiseg.methods.targets import one_each
+from ambiseg.methods.schedules import Scheduled, check_range, final
+from ambiseg.methods.targets import CLIP, one_each
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.likelihood import pixel_ce
 from ambiseg.nn.lowrank import LowRankNormal, likelihood, numbers_at_once
@@ -25,8 +25,6 @@ from ambiseg.nn.pixelhead import label_dtype
 from ambiseg.nn.places import new_seeds
 from ambiseg.overlap import full_precision
 from ambiseg.settings import SettingError
-
-CLIP = 1000.0  # of the norm of gradients of sums over pixels
 
 
 class SSNConfig(PublishedConfig):
@@ -50,9 +48,7 @@ class SSNConfig(PublishedConfig):
     def _fit(self) -> SSNConfig:
         if self.antithetic and self.samples % 2:
             raise SettingError("samples", f"expected an even number with antithetic draws, found {self.samples}")
-        for value in values_of(self.spread):
-            if not 0 <= value <= 1:
-                raise SettingError("spread", f"expected 0 to 1, found {value:g}")
+        check_range("spread", self.spread, 1)
         if final(self.spread) != 1:
             raise SettingError("spread", f"expected 1 at last, as in predictions, found {final(self.spread):g}")
         return self

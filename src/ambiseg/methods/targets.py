@@ -10,6 +10,9 @@ from torch import Tensor
 
 from ambiseg.masks import Masks, as_masks
 
+CLIP = 1000.0
+"""The largest norm of gradients, for methods whose loss is a sum over pixels."""
+
 
 class Target(NamedTuple):
     """One mask per image.

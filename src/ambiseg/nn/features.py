@@ -160,6 +160,16 @@ def pad_to_multiple(images: Tensor, multiple: int) -> Tensor:
     return F.pad(images, (0, right, 0, bottom), mode="replicate") if right or bottom else images
 
 
+def coarser(maps: Tensor, scale: int) -> Tensor:
+    """Maps ``[B, C, H, W]`` this many times coarser, the means of squares of pixels; padded to a multiple of it.
+
+    >>> import torch
+    >>> coarser(torch.tensor([[[[1.0, 2.0, 5.0]]]]), 2)
+    tensor([[[[1.5000, 5.0000]]]])
+    """
+    return maps if scale == 1 else F.avg_pool2d(pad_to_multiple(maps, scale), scale)
+
+
 def crop(x: Tensor, size: Sequence[int]) -> Tensor:
     """The top left ``size`` pixels of maps ``[B, F, h, w]``: what :func:`pad_to_multiple` added is gone."""
     return x[:, :, : size[0], : size[1]]

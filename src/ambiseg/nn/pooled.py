@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, Generic, Protocol, TypeVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ambiseg.nn.features import Backbone, Features, pad_to_multiple
+from ambiseg.nn.features import Backbone, Features, coarser
 from ambiseg.nn.latent import LatentEncoder
 
 Found = TypeVar("Found", covariant=True)
@@ -58,15 +57,12 @@ class Pooled(nn.Module, Generic[Found]):
 
     def statistics(self, images: Tensor, masks: Tensor | None = None) -> Tensor:
         """The maps that are averaged, ``[B, averaged, h, w]``."""
-        coarse = None if masks is None else self._coarse(masks)
-        return self.head.statistics(self.encoder(self._coarse(images), coarse)[-1])
+        masks = None if masks is None else coarser(masks, self.scale)
+        return self.head.statistics(self.encoder(coarser(images, self.scale), masks)[-1])
 
     def forward(self, images: Tensor, masks: Tensor | None = None) -> Found:
         """Images ``[B, in_channels, H, W]`` and masks ``[B, C, H, W]`` -> what the head finds."""
         return self.head.of(self.statistics(images, masks).mean((2, 3)))
-
-    def _coarse(self, maps: Tensor) -> Tensor:
-        return maps if self.scale == 1 else F.avg_pool2d(pad_to_multiple(maps, self.scale), self.scale)
 
 
 class Beside(Backbone):

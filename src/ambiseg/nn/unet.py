@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ambiseg.nn.features import Backbone, Enter, Features, check_images, crop, pad_to_multiple
+from ambiseg.nn.features import Backbone, Enter, Features, check_images, coarser, crop, pad_to_multiple
 
 FULL = (32, 64, 128, 192, 192, 192, 192)
 """Channels of the paper's U-Net, level by level from the image's size down."""
@@ -214,23 +214,20 @@ class Scaled(Backbone):
         return self.network.head_channels
 
     def forward(self, images: Tensor) -> Features:
-        features = self.network(self._coarse(images))
+        features = self.network(coarser(images, self.scale))
         return features if features.skips else features._replace(dense=self._fine(features.dense, images.shape[-2:]))
 
     def finish(self, dense: Tensor, features: Features, size: tuple[int, int]) -> Tensor:
         return self._fine(self.network.finish(dense, features, self._coarse_size(size)), size)
 
     def start(self, images: Tensor, levels: int) -> list[Tensor]:
-        return self.network.start(self._coarse(images), levels)
+        return self.network.start(coarser(images, self.scale), levels)
 
     def resume(self, maps: Sequence[Tensor], size: Sequence[int], enter: Enter) -> Tensor:
         return self._fine(self.network.resume(maps, self._coarse_size(size), enter), size)
 
     def stride(self, block: int) -> int:
         return self.scale * self.network.stride(block)
-
-    def _coarse(self, images: Tensor) -> Tensor:
-        return F.avg_pool2d(pad_to_multiple(images, self.scale), self.scale)
 
     def _coarse_size(self, size: Sequence[int]) -> tuple[int, int]:
         height, width = (-(-length // self.scale) for length in size)

@@ -17,17 +17,15 @@ from ambiseg.masks import Masks, at_least_float32
 from ambiseg.methods.base import Method, Noise, PublishedConfig, evaluation
 from ambiseg.methods.phiseg.network import Latents, Likelihood
 from ambiseg.methods.predictive import Chunked
-from ambiseg.methods.probunet import CLIP
-from ambiseg.methods.schedules import Scheduled, final, values_of
-from ambiseg.methods.targets import Target, one_each
+from ambiseg.methods.schedules import Scheduled, check_range, final
+from ambiseg.methods.targets import CLIP, Target, one_each
 from ambiseg.nn.config import BackboneConfig
-from ambiseg.nn.features import check_images, crop, pad_to_multiple
+from ambiseg.nn.features import check_images, coarser, crop
 from ambiseg.nn.gaussian import Gaussian, kl
 from ambiseg.nn.hierarchy import Level, walk
 from ambiseg.nn.latent import LatentEncoder
 from ambiseg.nn.likelihood import pixel_ce
 from ambiseg.nn.places import new_seeds
-from ambiseg.settings import SettingError
 
 FLOOR = 1e-10  # of variances in the KL, as in the authors' code
 LEVELS, GAP = 5, 2  # latent levels of the paper, and how often its finest latent map is halved
@@ -57,9 +55,7 @@ class PHiSegConfig(PublishedConfig):
 
     @model_validator(mode="after")
     def _bounds(self) -> PHiSegConfig:
-        for value in values_of(self.beta):
-            if not 0 <= value <= _BETA:
-                raise SettingError("beta", f"expected 0 to {_BETA:.0f}, found {value:g}")
+        check_range("beta", self.beta, _BETA)
         return self
 
     def latent_levels(self, resolutions: int) -> int:
@@ -213,7 +209,7 @@ class PHiSeg(Method):
             ``total``, ``fit``, ``output``, ``kl`` and ``kl_ℓ`` of every level, scalars.
         """
         target = one_each(annotations, self.classes, generator)
-        images, masks = self._coarse(images), self._shrunk(target.one_hot(self.classes, centre=0.5))
+        images, masks = self._coarse(images), coarser(target.one_hot(self.classes, centre=0.5), self.scale)
         posterior = walk(self.posterior(images, masks), None, lambda _, q: q.sample(generator))
         prior = walk(self.prior(images), None, lambda number, _: posterior.codes[number])
         ce = level_ce(self.likelihood(posterior.codes[::-1]), target, self.scale)
@@ -223,10 +219,7 @@ class PHiSeg(Method):
 
     def _coarse(self, images: Tensor) -> Tensor:
         check_images(images, self.in_channels)
-        return self._shrunk(images)
-
-    def _shrunk(self, maps: Tensor) -> Tensor:
-        return maps if self.scale == 1 else F.avg_pool2d(pad_to_multiple(maps, self.scale), self.scale)
+        return coarser(images, self.scale)
 
 
 @dataclass(frozen=True, eq=False)
