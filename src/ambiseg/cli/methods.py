@@ -35,13 +35,10 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
 
 
 def _methods(arguments: argparse.Namespace) -> int:
-    from ambiseg.methods.base import method_named
     from ambiseg.methods.catalogue import catalogue
 
     check_json(arguments)
-    if arguments.name is not None:
-        method_named(arguments.name)  # a line that lists the known ones, for any other
-    entries = [entry for entry in catalogue() if arguments.name in (None, entry.name)]
+    entries = catalogue(arguments.name)
     if emit(arguments, [entry._asdict() for entry in entries]):
         width = min(shutil.get_terminal_size((110, 24)).columns, 120)
         print(listed(entries, width))

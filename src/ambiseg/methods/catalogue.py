@@ -48,10 +48,11 @@ def megabytes(name: str, published: bool = False, in_channels: int = 1, classes:
     return sum(weight.numel() for weight in built.parameters()) * 4 / 1e6
 
 
-def catalogue() -> list[Entry]:
-    """Every method of ``METHODS``, in its order."""
+def catalogue(only: str | None = None) -> list[Entry]:
+    """Every method of ``METHODS``, in its order, or only one of them."""
     found = []
-    for name, method in METHODS.items():
+    for name in METHODS if only is None else [only]:
+        method = method_named(name)
         published = megabytes(name, published=True) if "published" in method.Config.model_fields else None
         about = method.year, method.idea, method.reference, method.stratum
         found.append(Entry(name, *about, megabytes(name), published))
