@@ -389,3 +389,11 @@ def test_large_images_have_the_masks_of_the_whole(kept, monkeypatch):
     noise = parts.noise(4, torch.Generator().manual_seed(0))
     assert torch.equal(parts.render(noise).labels, whole.render(noise).labels)
     assert torch.equal(parts.point(), whole.point())
+
+
+def test_draws_begin_near_the_mean():
+    """The last layer starts within ±1/√32: with He's start the factor alone marks parts of most images."""
+    last = SSN.build(SSNConfig(), BackboneConfig(channels=[4, 8]), 1, 2).head.layers[-1]
+    assert isinstance(last, torch.nn.Linear)
+    assert last.weight.abs().max() <= 32**-0.5
+    assert last.weight.abs().max() > 0.9 * 32**-0.5

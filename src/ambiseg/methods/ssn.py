@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -86,6 +86,9 @@ class SSN(Pixelwise):
         self.config, self.classes, self.backbone = config, classes, trunk.build_dense(in_channels)
         maps = (2 + config.rank) * classes
         self.head = PixelMLP(self.backbone.dense_channels, maps, norm=True, momentum=trunk.momentum)
+        # PyTorch's start, as in the authors' code. With a wider one draws begin with marks all over the image, and the
+        # likelihood, which rests on the best draw, unlearns them slowly.
+        cast(nn.Linear, self.head.layers[-1]).reset_parameters()
 
     def normal(self, dense: Tensor) -> LowRankNormal:
         """The distribution of the logits, in float32 whatever the features ``[B, F, H, W]`` are."""
