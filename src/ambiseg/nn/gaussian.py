@@ -146,7 +146,7 @@ class GaussianHead(nn.Module):
         self.conv = _pointwise(channels, 2 * latent)
 
     def forward(self, maps: Tensor) -> Gaussian:
-        """``[B, channels, h, w] -> `` Gaussian of ``[B, L]``, or ``[B, L, h, w]`` where nothing is pooled."""
+        """``[B, channels, h, w]`` -> Gaussian of ``[B, L]``, or ``[B, L, h, w]`` where nothing is pooled."""
         if self.pool != "none":
             return self.of(self.statistics(maps).mean((2, 3)))
         with full_precision(maps):
@@ -225,7 +225,7 @@ class MixtureHead(nn.Module):
                 self.conv.bias[components:] = torch.cat([apart, torch.full((numbers,), one)])
 
     def forward(self, maps: Tensor) -> Mixture:
-        """``[B, channels, h, w] -> `` the mixture of each image."""
+        """``[B, channels, h, w]`` ->  the mixture of each image."""
         return self.of(self.statistics(maps).mean((2, 3)))
 
     @property
