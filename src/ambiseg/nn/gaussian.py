@@ -225,7 +225,7 @@ class MixtureHead(nn.Module):
                 self.conv.bias[components:] = torch.cat([apart, torch.full((numbers,), one)])
 
     def forward(self, maps: Tensor) -> Mixture:
-        """``[B, channels, h, w]`` ->  the mixture of each image."""
+        """``[B, channels, h, w]`` -> the mixture of each image."""
         return self.of(self.statistics(maps).mean((2, 3)))
 
     @property
