@@ -275,7 +275,7 @@ class HPUNetPredictive(Chunked):
     def noise(self, n: int, generator: torch.Generator | None = None) -> Noise:
         device, B = self.bottom.features.device, len(self.bottom.features)
         free = [float(level not in self.levels) for level in range(len(self.model.latents))]
-        codes = torch.tensor(free, device=device).expand(B, n, -1)
+        codes = torch.tensor(free, device=device).repeat(B, n, 1)
         return Noise(codes, seeds=new_seeds(B, n, generator, device))
 
     @property
