@@ -347,9 +347,10 @@ def test_training_tells_how_many_images_it_has(tmp_path):
     assert "train_images: null" in (tmp_path / "run" / "config.yaml").read_text()
 
 
-def test_one_annotation_at_a_time_is_refused():
-    with pytest.raises(ConfigError, match="expected one of all, found random with hu2019"):
-        parse([*TINY, "--model.method=hu2019", "--data.annotations=random"])
+@pytest.mark.parametrize("policy", ["random", "once", "0"])
+def test_one_annotation_at_a_time_is_refused(policy):
+    with pytest.raises(ConfigError, match=f"expected one of all, found {policy} with hu2019"):
+        parse([*TINY, "--model.method=hu2019", f"--data.annotations={policy}"])
 
 
 # -- draws -------------------------------------------------------------------------------------------------------------

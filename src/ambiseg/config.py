@@ -131,9 +131,9 @@ class Config(Settings):
         if self.data.augment.warps and self.data.size is None:
             needs = "rotate and scale of data.augment need"
             raise SettingError("data.size", f"expected a window, which {needs}, found null")
-        accepted = method_named(self.model.method).annotations
-        if isinstance(self.data.annotations, str) and self.data.annotations not in accepted:
-            found = f"{self.data.annotations} with {self.model.method}"
+        accepted, asked = method_named(self.model.method).annotations, self.data.annotations
+        if asked is not None and ("once" if isinstance(asked, int) else asked) not in accepted:
+            found = f"{asked} with {self.model.method}"
             raise SettingError("data.annotations", f"expected one of {', '.join(accepted)}, found {found}")
         return self
 
