@@ -51,6 +51,8 @@ LAYERS = [
     "ensembles planning",
     "training evaluation prediction",
     "reporting",
+    "comparison",
+    "studies",
     "cli",
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}

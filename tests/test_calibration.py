@@ -139,15 +139,34 @@ def test_paired_differences_and_nan():
     assert str(bootstrap([1.0, 1.0])) == "1.0000 [1.0000, 1.0000]"
 
 
+def test_bootstrap_resamples_seeds_as_well():
+    """The variance over patients and that over seeds add up: two parts that are drawn independently."""
+    rng = np.random.default_rng(4)
+    patients, seeds = rng.normal(size=400), rng.normal(size=8) / 10
+    found = bootstrap(patients + seeds[:, None])
+    assert found.mean == pytest.approx(patients.mean() + seeds.mean())
+    expected = math.sqrt(patients.var() / 400 + seeds.var() / 8)
+    assert (found.high - found.low) / (2 * 1.96) == pytest.approx(expected, rel=0.1)
+    assert bootstrap([patients]) == bootstrap(patients)
+    other = bootstrap(patients + seeds[:, None], baseline=np.stack([patients, patients + 1]))  # the patients cancel
+    expected = math.sqrt(seeds.var() / 8 + 0.25 / 2)
+    spread = np.std([seeds[rng.integers(8, size=8)].mean() - rng.integers(2, size=2).mean() for _ in range(20000)])
+    assert spread == pytest.approx(expected, rel=0.05)
+    assert (other.low, other.high) == pytest.approx((seeds.mean() - 1, seeds.mean()), abs=0.1)
+    gap = np.stack([patients, patients])
+    gap[1, 0] = np.nan  # an image counts where every seed has a value
+    assert bootstrap(gap).mean == pytest.approx(patients[1:].mean())
+
+
 @pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [
         (([],), {}, "one number an image"),
-        (([[1.0]],), {}, r"found shape \[1, 1\]"),
+        (([[[1.0]]],), {}, r"found shape \[1, 1, 1\]"),
         (([1.0, 2.0], ["a"]), {}, "each of 2 images, found 1"),
         (([1.0, 2.0], ["a", None]), {}, "found None for image 1"),
         (([1.0, 2.0], [math.nan, 3.0]), {}, "found nan for image 0"),
-        (([1.0, 2.0],), {"baseline": [1.0]}, "found 1 against 2"),
+        (([1.0, 2.0],), {"baseline": [1.0]}, r"each of 2 images, found shape \[1, 1\]"),
         (([1.0],), {"level": 95}, "level must be in"),
     ],
 )

@@ -36,47 +36,68 @@ def bootstrap(
     Images of one patient are alike, so resampling images would promise too much. nan values are left out. A single
     group says nothing about others: its interval has nan bounds.
 
+    Several trainings of one method (seeds) are resampled as well: each resample draws patients and, independently of
+    them, as many seeds as there are. An image counts if it has a value in all of them.
+
     Args:
-        values: one value per image.
+        values: one value per image, ``[n]``; or those of S seeds, ``[S, n]``.
         groups: the patient of each image; every image its own when ``None``.
         baseline: another method's values on the same images: the interval is then of the paired difference
-            values − baseline, and the methods differ at this level where it excludes 0.
+            values − baseline, and the methods differ at this level where it excludes 0. Patients are drawn for both
+            together, seeds for each alone.
 
     >>> print(bootstrap([.1, .2, .3, .4], groups=["ann", "ann", "bob", "bob"], resamples=1000))
     0.2500 [0.1500, 0.3500]
+    >>> print(bootstrap([[.1, .1], [.3, .3]], resamples=1000))  # two seeds that differ, images that do not
+    0.2000 [0.1000, 0.3000]
     """
     x = _numbers(values)
-    if x.ndim != 1 or x.size == 0:
-        raise ValueError(f"values must be one number an image, found shape {list(x.shape)}")
+    if x.ndim not in (1, 2) or x.size == 0:
+        raise ValueError(f"values must be one number an image, [n] or [seeds, n], found shape {list(x.shape)}")
+    x, y = np.atleast_2d(x), None
+    images = x.shape[1]
     if baseline is not None:
-        y = _numbers(baseline)
-        if y.shape != x.shape:
-            raise ValueError(f"baseline must hold as many values, found {y.size} against {x.size}")
-        x = x - y
-    names = list(range(x.size) if groups is None else groups)
-    if len(names) != x.size:
-        raise ValueError(f"groups must name the group of each of {x.size} images, found {len(names)}")
+        y = np.atleast_2d(_numbers(baseline))
+        if y.ndim != 2 or y.shape[1] != images or len(y) == 0:
+            raise ValueError(f"baseline must hold a value for each of {images} images, found shape {list(y.shape)}")
+        if len(x) == len(y) == 1:
+            x, y = x - y, None
+    names = list(range(images) if groups is None else groups)
+    if len(names) != images:
+        raise ValueError(f"groups must name the group of each of {images} images, found {len(names)}")
     for i, name in enumerate(names):
         if name is None or name != name:
             raise ValueError(f"groups must name the group of each image, found {name} for image {i}")
     if not 0 < level < 1 or resamples < 1:
         raise ValueError(f"level must be in (0, 1) and resamples positive, found {level} and {resamples}")
-    scored = ~np.isnan(x)
+    sides = [x] if y is None else [x, -y]
+    scored = ~np.isnan(np.concatenate(sides).sum(0))
     if not scored.any():
         return Interval(np.nan, np.nan, np.nan, level)
     numbers: dict[object, int] = {}
     group = np.array([numbers.setdefault(name, len(numbers)) for name, ok in zip(names, scored, strict=True) if ok])
-    sums, counts = np.bincount(group, x[scored]), np.bincount(group)
-    if len(sums) < 2:
-        return Interval(float(x[scored].mean()), np.nan, np.nan, level)
-    rng, size = np.random.default_rng(seed), len(sums)
+    sums = [[np.bincount(group, row[scored]) for row in side] for side in sides]
+    counts = np.bincount(group)
+    mean = float(sum(side[:, scored].mean(0).mean() for side in sides))
+    if (size := len(counts)) < 2:
+        return Interval(mean, np.nan, np.nan, level)
+    patients, seeds = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     means = []
     for start in range(0, resamples, step := max(1, 2**22 // size)):  # a block of draws at a time: bounded memory
-        drawn = rng.integers(size, size=(min(step, resamples - start), size))
-        means.append(sums[drawn].sum(1) / counts[drawn].sum(1))
+        drawn = patients.integers(size, size=(min(step, resamples - start), size))
+        total = sum(_over_seeds([row[drawn].sum(1) for row in side], seeds) for side in sums)
+        means.append(total / counts[drawn].sum(1))
     means = np.concatenate(means)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(x[scored].mean()), float(low), float(high), level)
+    return Interval(mean, float(low), float(high), level)
+
+
+def _over_seeds(sums: list[np.ndarray], generator: np.random.Generator) -> np.ndarray:
+    """The mean over as many seeds as there are, drawn anew in every resample: S times ``[R]`` -> ``[R]``."""
+    if len(sums) == 1:
+        return sums[0]
+    drawn = generator.integers(len(sums), size=(len(sums[0]), len(sums)))
+    return np.take_along_axis(np.stack(sums, 1), drawn, 1).mean(1)
 
 
 def _numbers(values: Tensor | np.ndarray | Sequence[float]) -> np.ndarray:
