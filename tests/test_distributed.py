@@ -77,9 +77,11 @@ def test_two_processes_train(tmp_path):
     trained = Run(tmp_path / "run")
     assert [row["epoch"] for row in trained.history] == [1, 2]
     assert {path.name for path in trained.folder.iterdir()} == {
-        "config.yaml", "run.json", "split.json", "metrics.csv",
+        "config.yaml", "run.json", "split.json", "metrics.csv", "cost.json",
         "best.safetensors", "last.safetensors", "best.ckpt", "last.ckpt",
     }  # fmt: skip
+    assert trained.cost is not None
+    assert (trained.cost.processes, trained.cost.epochs) == (2, 2)
     steps = -(-len(trained.split.parts["train"]) // (2 * trained.config.data.batch_size))
     assert trained.history[-1]["step"] == 2 * steps  # each process sees half of the images
     one = evaluate(tmp_path / "run", samples=(4,), accelerator="cpu", quiet=True)

@@ -409,7 +409,7 @@ def test_demo_goes_on_from_an_evaluation_of_other_settings(tiny_run, tmp_path, c
 
 def test_evaluation_does_not_touch_the_run(tiny_run, found):
     assert {path.name for path in tiny_run.iterdir()} == {
-        "config.yaml", "run.json", "split.json", "metrics.csv",
+        "config.yaml", "run.json", "split.json", "metrics.csv", "cost.json",
         "best.safetensors", "last.safetensors", "best.ckpt", "last.ckpt",
     }  # fmt: skip
     assert len(TINY) > 0

@@ -28,7 +28,7 @@ from tests.cases import Listed, random_cases
 from tests.conftest import TINY
 
 FILES = {
-    "config.yaml", "run.json", "split.json", "metrics.csv",
+    "config.yaml", "run.json", "split.json", "metrics.csv", "cost.json",
     "best.ckpt", "last.ckpt", "best.safetensors", "last.safetensors",
 }  # fmt: skip
 MOVING = [

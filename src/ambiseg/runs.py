@@ -5,6 +5,7 @@
 ``run.json``           the data's classes and intensity, precision, versions, seeds, the command
 ``split.json``         which case is in which part, with a fingerprint of the data
 ``metrics.csv``        one line per epoch
+``cost.json``          CPU and wall time of the training so far
 ``best.safetensors``   weights of the epoch with the smallest validation GED; of the last until one was validated
 ``last.safetensors``   weights of the last epoch
 ``best.ckpt``          the same with optimiser and schedules, to go on from
@@ -36,12 +37,14 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from torch import Tensor
 
 from ambiseg import config as configuration
+from ambiseg import costs
 from ambiseg import history as metrics
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.files import Lock, atomic_folder, contents, made, write_text
 from ambiseg._util.reading import read_json, validated
 from ambiseg._util.watch import ProcessLost
 from ambiseg.config import Config
+from ambiseg.costs import Cost
 from ambiseg.data.case import Cases, Extra, Reading
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.splits import Split
@@ -312,6 +315,11 @@ class Run:
     def history(self) -> list[dict[str, float]]:
         """``metrics.csv``, one dictionary per epoch; empty cells are left out."""
         return metrics.read(self.folder / "metrics.csv")
+
+    @property
+    def cost(self) -> Cost | None:
+        """What the training took; ``None`` of runs of earlier versions, and of those that were not trained here."""
+        return costs.read(self.folder / costs.FILE)
 
     def model(self, which: Which = "best", device: torch.device | str = "cpu") -> TrainedModel:
         """The trained network in evaluation mode, with the card of its data."""

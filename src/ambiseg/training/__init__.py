@@ -119,6 +119,7 @@ class Prepared:
         from ambiseg.data.module import DataModule
         from ambiseg.training import checkpoint
         from ambiseg.training.callbacks import Checkpoints, EpochLines, ProgressBar, Signals
+        from ambiseg.training.meter import Meter
         from ambiseg.training.module import TrainingModule
         from ambiseg.training.trainer import trainer_of
 
@@ -126,7 +127,7 @@ class Prepared:
         if is_reference(config.backbone.name) and not config.backbone.name.startswith(SMP):
             imported(config.backbone.name, "backbone.name")  # what cannot be imported is said before data are read
         self.precision, why = resolve(config.trainer.precision, config.trainer.accelerator, run and run.precision)
-        callbacks: list[Any] = [Signals(), Checkpoints(out)]
+        callbacks: list[Any] = [Signals(), meter := Meter(out), Checkpoints(out, meter)]
         callbacks += [EpochLines(config.trainer.epochs)] if show else []
         callbacks += [ProgressBar(console_kwargs={"file": Lasting(sys.stderr)})] if show and animated() else []
         plugin = checkpoint.RunCheckpoints()
@@ -251,7 +252,11 @@ def _saved(run: Run, config: Config) -> dict[str, Any] | None:
         found = f"one that was put together from {count(len(run.members), 'run')}"
         raise ConfigError(f"{run.folder}: expected a run that was trained, found {found}")
     path = run.folder / "last.ckpt"
-    for name in ("metrics.csv", *(f"{which}.{kind}" for which in ("last", "best") for kind in ("ckpt", "safetensors"))):
+    for name in (
+        "metrics.csv",
+        "cost.json",
+        *(f"{which}.{kind}" for which in ("last", "best") for kind in ("ckpt", "safetensors")),
+    ):
         if (run.folder / name).exists() and not (run.folder / name).is_file():
             what = "a folder" if (run.folder / name).is_dir() else "none that ends"
             raise ConfigError(f"{run.folder / name}: expected a file of a run, found {what}")

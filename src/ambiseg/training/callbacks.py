@@ -15,8 +15,11 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint, RichProgressBar
 
 from ambiseg._util.terminal import say
+from ambiseg.costs import FILE as COST
+from ambiseg.costs import Cost
 from ambiseg.history import best_row, written
 from ambiseg.training.checkpoint import Beside, Write
+from ambiseg.training.meter import Meter
 from ambiseg.training.module import TrainingModule
 from ambiseg.weights import write_weights
 
@@ -24,16 +27,17 @@ from ambiseg.weights import write_weights
 class Checkpoints(Checkpoint):
     """Writes ``last`` and ``best`` at the end of each epoch: all files of the epoch, or none."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, meter: Meter) -> None:
         super().__init__()
-        self.folder = folder
+        self.folder, self.meter = folder, meter
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, TrainingModule)
         # Every process takes part, and the first one writes.
-        trainer.save_checkpoint(self.folder / "last.ckpt", storage_options=self._beside(pl_module))
+        beside = self._beside(pl_module, self.meter.cost(trainer, pl_module))
+        trainer.save_checkpoint(self.folder / "last.ckpt", storage_options=beside)
 
-    def _beside(self, module: TrainingModule) -> Beside:
+    def _beside(self, module: TrainingModule, cost: Cost) -> Beside:
         row = module.history[-1]
         about = {"epoch": str(int(row["epoch"]))}
         about |= {"val_ged": f"{row['val_ged']:.6g}"} if math.isfinite(row.get("val_ged", math.nan)) else {}
@@ -46,6 +50,7 @@ class Checkpoints(Checkpoint):
         files: dict[Path, Write] = {self.folder / "best.safetensors": weights} if best else {}
         files[self.folder / "last.safetensors"] = weights
         files[self.folder / "metrics.csv"] = lambda file: file.write(written(module.history).encode())
+        files[self.folder / COST] = lambda file: file.write(cost.written().encode())
         return Beside(files, copy=self.folder / "best.ckpt" if best else None)
 
 
