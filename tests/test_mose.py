@@ -273,6 +273,8 @@ EDGE_CASES: dict[str, dict[str, Any]] = {
     "all pairs": {"objective": "all-pairs"},
     "ce": {"cost": "ce"},
     "early noise": {"backbone": lambda: UNet(1, (4, 8, 8), inject_level=0.5, gate_level=0.5)},
+    "attention": {"gate_pooling": "attention"},
+    "several levels": {"gate_pooling": "both", "backbone": lambda: UNet(1, (4, 8, 8), gate_scales="all")},
     "foreign network": {"backbone": lambda: Adapter(torch.nn.Conv2d(1, 6, 3, padding=1), dense=6)},
 }
 
@@ -316,6 +318,9 @@ def test_trains_without_nan(name, kind):
         ({"form": "soft"}, "form: expected weighted or gumbel, found 'soft'"),
         ({"solver": "simplex"}, "solver: expected greedy, exact or released, found"),
         ({"backbone": UNet(1, (4, 8)), "gate_level": 0.5}, "go to the backbone itself"),
+        ({"backbone": "deeplabv3plus", "gate_scales": "all"}, "gate_scales: expected a U-Net, found deeplabv3plus"),
+        ({"gate_scales": 5}, "gate_scales: expected 1 to 4 levels at gate_level, or all, found 5"),
+        ({"gate_pooling": "max"}, "gate_pooling: expected average, attention or both, found 'max'"),
         ({"classes": 1}, "at least 2 classes"),
         ({"backbone": "deeplabv3plus", "gate_level": 0.5}, "expected a U-Net, found deeplabv3plus"),
     ],

@@ -83,6 +83,26 @@ def test_with_enough_overlap_features_are_those_of_the_whole_image(size):
     assert not torch.allclose(parts.dense, whole.dense, atol=1e-2)
 
 
+@pytest.mark.parametrize("pooling", ["average", "attention", "both"])
+@pytest.mark.parametrize("scales", [1, "all"])
+def test_gates_of_every_kind_weigh_windows_as_they_weigh_the_whole_image(pooling, scales):
+    torch.manual_seed(0)
+    model = MoSE(1, 2, UNet(1, (4, 8), gate_scales=scales), gate_pooling=pooling).eval()
+    for name, weights in model.gate.named_parameters():
+        if "scores" in name:
+            torch.nn.init.normal_(weights, std=3.0)
+    image = torch.rand(1, 1, 150, 203)
+    image[..., :40] *= 4  # what is looked at is in one place
+    planned = plan((150, 203), model.backbone.multiple, 128, 64)
+    assert planned is not None
+    whole, parts = model.predict(image), model.predict_windows(image, planned)
+    assert torch.allclose(whole.weights, parts.weights, atol=1e-5)  # type: ignore[attr-defined]
+    mean = model.gate.of(
+        whole.features.gate.mean((2, 3)).repeat(1, model.gate.pooling.out_channels // model.backbone.gate_channels)
+    )
+    assert torch.allclose(mean, whole.weights, atol=1e-3) == (pooling == "average")
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_masks_have_no_seams(tiny_run, mosaic):
     model = load(tiny_run)
@@ -122,7 +142,7 @@ def test_features_fade_from_window_to_window():
 
 def test_one_gate_and_one_draw_for_all_windows(tiny_run, mosaic, monkeypatch):
     calls: dict[str, list[tuple[int, ...]]] = {"gate": [], "draw": [], "backbone": []}
-    gate, draw, forward = Gate.forward, Experts.of, UNet.forward
+    gate, draw, forward = Gate.of, Experts.of, UNet.forward
 
     def counted(name, function):
         def wrapped(self, x, *more):
@@ -131,7 +151,7 @@ def test_one_gate_and_one_draw_for_all_windows(tiny_run, mosaic, monkeypatch):
 
         return wrapped
 
-    monkeypatch.setattr(Gate, "forward", counted("gate", gate))
+    monkeypatch.setattr(Gate, "of", counted("gate", gate))
     monkeypatch.setattr(Experts, "of", counted("draw", draw))
     monkeypatch.setattr(UNet, "forward", counted("backbone", forward))
     steps: list[tuple[int, int]] = []
@@ -142,7 +162,7 @@ def test_one_gate_and_one_draw_for_all_windows(tiny_run, mosaic, monkeypatch):
     one = predictor(source, progress=lambda done, total: steps.append((done, total)))
     assert one.windows == 2 * 4
     assert calls["backbone"] == [(1, 1, 256, 256)] * 8
-    assert calls["gate"] == [(1, 16, 1, 1)]
+    assert calls["gate"] == [(1, 16)]
     assert calls["draw"] == [(1, 16)]
     assert steps == [(i + 1, 8) for i in range(8)]
     assert one.masks.spatial == (384, 800)

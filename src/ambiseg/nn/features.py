@@ -18,7 +18,7 @@ class Features(NamedTuple):
 
     Attributes:
         dense: ``[B, F, h, w]`` where the experts' noise enters: the image's own size, unless ``skips`` are left.
-        gate: ``[B, G, h', w']`` what the gate averages and reads.
+        gate: ``[B, G, h', w']`` what the gate pools and reads.
         skips: maps that :meth:`Backbone.finish` still needs when noise enters before the decoder's end.
     """
 
@@ -33,6 +33,7 @@ class Backbone(nn.Module):
     Attributes:
         dense_channels: channels of ``Features.dense``, F.
         gate_channels: channels of ``Features.gate``, G.
+        gate_scales: how many of them each level of an encoder has, if they are of several; the deepest last.
         head_channels: channels of what :meth:`finish` returns; F unless noise enters before the decoder's end.
         multiple: how many times smaller than the image the deepest map is. Windows of large images start at multiples
             of it.
@@ -43,6 +44,7 @@ class Backbone(nn.Module):
 
     dense_channels: int
     gate_channels: int
+    gate_scales: tuple[int, ...] = ()
     multiple: int = 64  # six halvings are as many as is usual
     finishes: bool = False
     block_levels: int = 0

@@ -40,6 +40,8 @@ class UNet(Backbone):
         last: whether the very last convolution is there. A method that has a layer of its own in its place leaves it
             out, with its norm and ReLU; ``dense`` is then what that layer reads, and it gives ``head_channels``.
         gate_level: which encoder map the gate reads, as a fraction of the way down; 1 is the bottom.
+        gate_scales: how many encoder maps the gate reads, that of ``gate_level`` and those above it, or ``all``. The
+            finer ones are averaged over the places of the coarsest, and all are concatenated.
         inject_level: where noise enters, as a fraction of the way up; 1 is the last features. Below 1, ``forward``
             stops there and :meth:`finish` does the remaining steps, once for each sample.
         momentum: of the running statistics. PHiSeg's 0.01 looks hundreds of steps back: a run of a few hundred
@@ -78,6 +80,7 @@ class UNet(Backbone):
         momentum: float = 0.01,
         norm: bool = True,
         last: bool = True,
+        gate_scales: int | Literal["all"] = 1,
     ) -> None:
         super().__init__()
         if decoder not in get_args(Decoder):
@@ -106,7 +109,12 @@ class UNet(Backbone):
             assert isinstance(end, nn.Sequential)
             read, self.up[-1] = end[-per_conv].in_channels, end[:-per_conv]
             widths = [*widths[:-1], read]
-        self.gate_channels = channels[self.gate_step]
+        levels = self.gate_step + 1
+        scales = levels if gate_scales == "all" else gate_scales
+        if not 1 <= scales <= levels:
+            raise ValueError(f"gate_scales: expected 1 to {levels} levels at gate_level, or all, found {gate_scales}")
+        self.gate_scales = tuple(channels[levels - scales : levels])
+        self.gate_channels = sum(self.gate_scales)
         self.dense_channels = widths[self.inject_step]
         self.multiple = 2**steps
         self.finishes = self.inject_step < steps
@@ -124,7 +132,16 @@ class UNet(Backbone):
         for step in range(self.inject_step):
             x = self._climb(step, x, skips[step])
         left = tuple(skips[self.inject_step :])
-        return Features(x if left else crop(x, images.shape[-2:]), maps[self.gate_step], left)
+        return Features(x if left else crop(x, images.shape[-2:]), self._read(maps), left)
+
+    def _read(self, maps: Sequence[Tensor]) -> Tensor:
+        """What the gate reads. Averages of averages are the averages of whole maps: all sides are powers of 2 apart."""
+        deepest = maps[self.gate_step]
+        if len(self.gate_scales) == 1:
+            return deepest
+        above = range(self.gate_step + 1 - len(self.gate_scales), self.gate_step)
+        finer = [F.avg_pool2d(maps[level], 2 ** (self.gate_step - level)) for level in above]
+        return torch.cat([*finer, deepest], 1)
 
     def finish(self, dense: Tensor, features: Features, size: tuple[int, int]) -> Tensor:
         samples, remainder = divmod(dense.shape[0], features.gate.shape[0])
@@ -206,6 +223,7 @@ class Scaled(Backbone):
             raise ValueError(f"expected a scale of at least 1, found {scale}")
         self.network, self.scale = network, scale
         self.dense_channels, self.gate_channels = network.dense_channels, network.gate_channels
+        self.gate_scales = network.gate_scales
         self.multiple, self.finishes = scale * network.multiple, network.finishes
         self.block_levels = network.block_levels
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ambiseg._util.errors import DataError
 from ambiseg.nn.features import Backbone, Features, pad_to_multiple
+from ambiseg.nn.gating import Mean, Running
 
 WHOLE = 1024 * 1024  # pixels up to which an image is not cut: the default U-Net takes 1.8 GB for so many
 WINDOW = 512
@@ -175,7 +176,9 @@ def keeps(backbone: Backbone, size: tuple[int, int]) -> bool:
 
 
 @torch.no_grad()
-def stitched(backbone: Backbone, image: Tensor, windows: Windows, step: Step | None = None) -> Features:
+def stitched(
+    backbone: Backbone, image: Tensor, windows: Windows, step: Step | None = None, pooled: Running | None = None
+) -> Features:
     """Features of one image ``[1, C, H, W]``, window by window:
 
         dense(p) = Σ_i w_i(p) dense_i(p),     gate = Σ_i Σ_p w_i(p) gate_i(p) / Σ_i Σ_p w_i(p)
@@ -183,9 +186,12 @@ def stitched(backbone: Backbone, image: Tensor, windows: Windows, step: Step | N
     Windows start where the coarsest map of the network has a pixel: if the quarter of an overlap exceeds the reach of
     the network, the features are those of the whole image.
 
+    Args:
+        pooled: collects ``gate`` in another way than its mean: :meth:`ambiseg.nn.gating.Pooling.over_windows`.
+
     Returns:
-        ``dense [1, F, H, W]`` and ``gate [1, G, 1, 1]``, already averaged: all that a gate reads is its mean. Of an
-        image whose features are not kept, ``dense`` has no pixel: :func:`dense_blocks` makes it again.
+        ``dense [1, F, H, W]`` and ``gate [1, G, 1, 1]``, already pooled. Of an image whose features are not kept,
+        ``dense`` has no pixel: :func:`dense_blocks` makes it again.
 
     >>> from ambiseg.nn.unet import UNet
     >>> backbone = UNet(1, (4, 8)).eval()
@@ -197,19 +203,15 @@ def stitched(backbone: Backbone, image: Tensor, windows: Windows, step: Step | N
     size = image.shape[2], image.shape[3]
     room = size if keeps(backbone, size) else (0, 0)
     dense = torch.empty(*room, backbone.dense_channels, device=image.device)  # one pixel per row, as heads read
-    pooled = torch.zeros(backbone.gate_channels, device=image.device)
-    mass = 0.0
+    pooled = Mean() if pooled is None else pooled
 
     def parts() -> Iterator[tuple[Tile, Tensor]]:
-        nonlocal mass
         for tile in tiles(image, windows, backbone.multiple):
             features = backbone(tile.image)
             if features.skips:
                 raise ValueError("expected a backbone whose last features are dense, found one that stops before them")
             (down, across), shape = _cuts_at(windows, tile), features.gate.shape[2:]
-            coarse = [_shrunk(w, n) for w, n in zip((down, across), shape, strict=True)]  # on the CPU: nobody waits
-            pooled.add_(torch.einsum("gyx,y,x->g", features.gate[0].float(), *(w.to(image.device) for w in coarse)))
-            mass += float(coarse[0].sum() * coarse[1].sum())
+            pooled.add(features.gate, *(_shrunk(w, n) for w, n in zip((down, across), shape, strict=True)))
             if step is not None:
                 step()
             yield tile, features.dense[0]
@@ -220,7 +222,7 @@ def stitched(backbone: Backbone, image: Tensor, windows: Windows, step: Step | N
     else:
         for _ in parts():
             pass
-    return Features(dense.permute(2, 0, 1)[None], (pooled / mass)[None, :, None, None])
+    return Features(dense.permute(2, 0, 1)[None], pooled.result()[:, :, None, None])
 
 
 @torch.no_grad()

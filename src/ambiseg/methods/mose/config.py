@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from ambiseg.methods.base import MethodConfig
 from ambiseg.methods.facts import Choice, Facts
 from ambiseg.methods.schedules import Schedule, Scheduled, values_of
+from ambiseg.nn.gating import Kind
 from ambiseg.settings import SAMPLES, SettingError, shown
 from ambiseg.transport import Solver
 
@@ -62,6 +63,13 @@ class MoSEConfig(MethodConfig):
         gt=0,
         le=1,
         description="where the gate of a U-Net reads, as a fraction of the way down; 1 is the bottom",
+    )
+    gate_scales: Annotated[int, Field(ge=1, le=10)] | Literal["all"] = Field(
+        default=1, description="how many levels of a U-Net the gate reads, from gate_level towards the image, or all"
+    )
+    gate_pooling: Kind = Field(
+        default="average",
+        description="of what the gate reads: average as in the paper, attention, or both with the maximum",
     )
     inject_level: float = Field(
         default=1.0,

@@ -24,6 +24,8 @@ from ambiseg.overlap import COSTS, Cost, ce_from_sums, iou_from_sums, regions_of
 from ambiseg.settings import validate
 from ambiseg.transport import couple, optimal_plan, relaxed_objective
 
+_LEVELS = {"gate_level": 1.0, "gate_scales": 1, "inject_level": 1.0}  # settings that go to a U-Net
+
 
 class _Drawn(NamedTuple):
     """Latent codes of the samples a loss is made of, and their weights."""
@@ -89,11 +91,13 @@ class MoSE(Method):
         self.class_weights: Tensor | None
         self.classes = classes
         self.cost: str | Cost = cost if callable(cost) else config.cost
-        if isinstance(backbone, nn.Module) and {"gate_level", "inject_level"} & settings.keys():
-            raise ValueError("gate_level and inject_level go to the backbone itself when it is a module")
+        if isinstance(backbone, nn.Module) and _LEVELS.keys() & settings.keys():
+            raise ValueError("gate_level, gate_scales and inject_level go to the backbone itself when it is a module")
         self.backbone = _backbone(backbone, in_channels, config)
         self.experts = Experts(config.experts, config.latent, config.stochastic, config.diagonal)
-        self.gate = Gate(self.backbone.gate_channels, config.experts, config.expert_weights)
+        read = self.backbone.gate_channels
+        hidden = (self.backbone.gate_scales or (read,))[-1]
+        self.gate = Gate(read, config.experts, config.expert_weights, config.gate_pooling, hidden)
         channels = {"channels": self.backbone.dense_channels, "features": self.backbone.head_channels}
         self.head: PixelHead | ReleasedHead
         if config.head == "released":
@@ -111,22 +115,24 @@ class MoSE(Method):
         """Images ``[B, in_channels, H, W]`` -> their predictive distribution."""
         if images.ndim != 4 or not images.is_floating_point():
             raise ValueError(f"expected images [B, C, H, W] of floats, found {images.dtype} {list(images.shape)}")
-        return self._predictive(self.backbone(images), (images.shape[2], images.shape[3]))
+        features = self.backbone(images)
+        return self._predictive(features, self.gate(features.gate), (images.shape[2], images.shape[3]))
 
-    def _predictive(self, features: Features, size: tuple[int, int]) -> MoSEPredictive:
-        return MoSEPredictive(self, features, self.gate(features.gate), size, training=self.training)
+    def _predictive(self, features: Features, weights: Tensor, size: tuple[int, int]) -> MoSEPredictive:
+        return MoSEPredictive(self, features, weights, size, training=self.training)
 
     def predict(self, images: Tensor) -> MoSEPredictive:
         """:meth:`forward` in evaluation mode and without gradient; the module's mode is left as it was."""
         return super().predict(images)  # type: ignore[return-value]
 
     def predict_windows(self, image: Tensor, windows: Windows, step: Step | None = None) -> Predictive:
-        """Features by windows, stitched to one map; the gate reads the mean over all of it, the head runs once."""
+        """Features by windows, stitched to one map; the gate reads all of it, pooled; the head runs once."""
         if self.backbone.finishes:  # the rest of the decoder runs per sample: blend what it makes of windows
             return super().predict_windows(image, windows, step)
         with evaluation(self), torch.no_grad():
-            features, size = stitched(self.backbone, image, windows, step), (image.shape[2], image.shape[3])
-            predictive = self._predictive(features, size)
+            features = stitched(self.backbone, image, windows, step, self.gate.pooling.over_windows())
+            weights = self.gate.of(features.gate.flatten(1))
+            predictive = self._predictive(features, weights, (image.shape[2], image.shape[3]))
             if features.dense.numel():
                 return predictive
             return in_parts(self, predictive, self.backbone, image, windows, step)
@@ -324,10 +330,10 @@ class MoSEPredictive(DensePredictive, Stratified):
         return as_rows(self.features.dense)
 
 
-def _levels(config: MoSEConfig) -> dict[str, float]:
+def _levels(config: MoSEConfig) -> dict[str, Any]:
     """Where gate and noise meet a U-Net, if not at its ends; other networks have no choice."""
-    levels = {"gate_level": config.gate_level, "inject_level": config.inject_level}
-    return {} if set(levels.values()) == {1.0} else levels
+    levels = {name: getattr(config, name) for name in _LEVELS}
+    return {name: level for name, level in levels.items() if level != _LEVELS[name]}
 
 
 def _backbone(backbone: str | Backbone, in_channels: int, config: MoSEConfig) -> Backbone:
