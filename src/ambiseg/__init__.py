@@ -18,6 +18,7 @@
 - :mod:`ambiseg.planning`    ``plan``: settings that fit the data, with reasons; warnings before a training
 - :mod:`ambiseg.training`    ``train``; :mod:`ambiseg.evaluation` ``evaluate``; :mod:`ambiseg.prediction` ``predict``
 - :mod:`ambiseg.reporting`   ``report``, the page of a run
+- :mod:`ambiseg.comparison`  ``compare``, methods on the same images
 - :mod:`ambiseg.cli`         the ``ambiseg`` command
 
 Everything is imported when it is first used: PyTorch alone takes over a second, and ``ambiseg --help`` needs none.
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         training,
         transport,
     )
+    from ambiseg.comparison import compare
     from ambiseg.config import Config
     from ambiseg.ensembles import ensemble
     from ambiseg.evaluation import Evaluation, evaluate, evaluate_files
@@ -71,6 +73,7 @@ __version__ = "0.2.0.dev0"
 
 # Where each public name lives; a module is its own home. `TYPE_CHECKING` above says the same to editors.
 _NAMES = {
+    "comparison": ("compare",),
     "config": ("Config",),
     "ensembles": ("ensemble",),
     "evaluation": ("Evaluation", "evaluate", "evaluate_files"),
@@ -94,10 +97,10 @@ _MODULES = (
 
 __all__ = [  # noqa: RUF022 - names first, then modules
     "METHODS", "PROTOCOLS", "Config", "Evaluation", "MaskDistribution", "Method", "MoSE", "Plan", "Predictive", "Run",
-    "Stratified", "TrainedModel", "bootstrap", "ece", "ensemble", "evaluate", "evaluate_files", "ged", "load",
-    "load_official", "matched_iou", "pairwise_iou", "pixel_entropy", "plan", "predict", "reliability_curve", "report",
-    "sample_diversity", "train", "config", "data", "evaluation", "io", "masks", "methods", "metrics", "nn", "overlap",
-    "prediction", "regions", "runs", "training", "transport",
+    "Stratified", "TrainedModel", "bootstrap", "compare", "ece", "ensemble", "evaluate", "evaluate_files", "ged",
+    "load", "load_official", "matched_iou", "pairwise_iou", "pixel_entropy", "plan", "predict", "reliability_curve",
+    "report", "sample_diversity", "train", "config", "data", "evaluation", "io", "masks", "methods", "metrics",
+    "nn", "overlap", "prediction", "regions", "runs", "training", "transport",
 ]  # fmt: skip
 
 

@@ -218,7 +218,7 @@ def make_gallery(
     names = list(dict.fromkeys([*first, *(name for kind in chosen.values() for name in kind)]))
     region = evaluation.region
     scored = {} if region is None else {"eval_size": region.size if region.kind == "middle" else None}
-    module = _open_data(run, {**scored, **(data or {})}, names)
+    module = open_data(run, {**scored, **(data or {})}, names)
     place = {module.cases.names[index]: index for index in module.indices(evaluation.split)}
     if module.eval_window.size is None:
         large = {name for name in names if math.prod(module.cases.size_of(place[name])) > _PIXELS}
@@ -246,7 +246,7 @@ def make_gallery(
     return Gallery(chosen, views, colours, example, matches)
 
 
-def _open_data(run: Run, changes: Mapping[str, Any], names: Sequence[str]) -> DataModule:
+def open_data(run: Run, changes: Mapping[str, Any], names: Sequence[str]) -> DataModule:
     """The run's data, of which the cases that are drawn must be those that were split."""
     content = {**vars(run.config.data), "intensity": run.card.intensity, **changes}
     config = validate(DataConfig, content, prefix="data.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ambiseg._util.text import count, percent
@@ -14,15 +15,18 @@ if TYPE_CHECKING:
 NO_VALUE = "–"
 
 
-def render(package: str, template: str, **values: Any) -> str:
-    """Fill a template of ``<package>/templates``. A name that has no value is an error.
+def render(package: str | Sequence[str], template: str, **values: Any) -> str:
+    """Fill a template of ``<package>/templates``, of several packages the first that has it.
+
+    A name that has no value is an error.
 
     Templates also have the filters ``number``, ``share``, ``percent`` and ``count``, the macros of
     ``viz/templates/parts.html``, and ``page_variables``, the colours of :mod:`ambiseg.viz.colours` as CSS.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-    loader = ChoiceLoader([PackageLoader(name, "templates") for name in (package, "ambiseg.viz")])
+    packages = [package] if isinstance(package, str) else package
+    loader = ChoiceLoader([PackageLoader(name, "templates") for name in (*packages, "ambiseg.viz")])
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True,
