@@ -339,7 +339,7 @@ def test_bad_calls_are_refused():
         model.loss(images, annotations[:1])
     with pytest.raises(ValueError, match="below classes=3, found 7"):
         model.loss(images, torch.full((2, 1, 8, 8), 7))
-    with pytest.raises(ValueError, match=r"annealing in \[0, 1\], found 2 and 2"):
+    with pytest.raises(ValueError, match=r"annealing and energy_share in \[0, 1\], found 2, 2 and 0"):
         model.loss(images, annotations, annealing=2)
     with pytest.raises(TypeError, match="unexpected keyword argument 'gamma'"):
         model.loss(images, annotations, gamma=0.5)  # type: ignore[call-arg]

@@ -54,7 +54,7 @@ def test_region_sums_and_all_their_gradients_are_those_of_the_plain_path(C, log,
     head, dense, latents, annotations = problem(1, C=C)
     inputs = [dense.requires_grad_(), latents.requires_grad_(), *head.parameters()]
     regions = partition(annotations, C)
-    fused, labels = region_sums(as_rows(dense), head.fold(latents), regions, log=log, tile=tile)
+    fused, labels, _ = region_sums(as_rows(dense), head.fold(latents), regions, log=log, tile=tile)
     plain = plain_sums(head, dense, latents, annotations, log)
     assert labels is None
     assert torch.allclose(fused, plain)
@@ -129,7 +129,7 @@ def test_float32_agrees_to_1e_5():
 @pytest.mark.parametrize("log", [False, True])
 def test_modes_are_the_argmax_of_each_experts_mean_output(C, log):
     head, dense, latents, annotations = problem(4, N=6, C=C)
-    _, modes = region_sums(as_rows(dense), head.fold(latents), partition(annotations, C), log=log, experts=3, tile=7)
+    _, modes, _ = region_sums(as_rows(dense), head.fold(latents), partition(annotations, C), log=log, experts=3, tile=7)
     mean = head(dense, latents).softmax(2).unflatten(1, (3, 2)).mean(2)
     assert modes is not None
     assert torch.equal(modes.unflatten(2, (4, 5)).long(), mean.argmax(2))

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from ambiseg._util.bands import bands
 from ambiseg._util.errors import ConfigError
-from ambiseg.masks import MaskDistribution
+from ambiseg.energy import Energy, energy_score
+from ambiseg.masks import MaskDistribution, Masks
 from ambiseg.nn.pixelhead import label_dtype
 from ambiseg.nn.places import as_normal_, uniform_at
 from ambiseg.nn.windows import Block
@@ -222,6 +223,15 @@ class Stratified(Predictive):
     def compact(self, per_stratum: int, generator: torch.Generator | None = None) -> MaskDistribution:
         """The compact form: ``per_stratum`` masks of every stratum, side by side, with their weights."""
         return self.render(self.compact_noise(per_stratum, generator))
+
+    def energy(self, annotations: Masks, per_stratum: int = 2, generator: torch.Generator | None = None) -> Energy:
+        """The energy score of ``per_stratum`` draws from every stratum, a loss for any method with strata.
+
+        Values ``[B]``, differentiable as far as the soft masks and ``weights`` are: made by ``method(images)``, not by
+        ``method.predict``. Strata of more than one mask need at least two draws; see :mod:`ambiseg.energy`.
+        """
+        noise = self.compact_noise(per_stratum, generator)
+        return energy_score(self.probs(noise), annotations, noise.mass, strata=self.weights.shape[1], probs=True)
 
     def centres(self) -> Tensor:
         """The most typical mask of every stratum, ``[B, K, H, W]``."""

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ambiseg.energy import add_apart, apart_gradient
 from ambiseg.masks import at_least_float32, exact
 from ambiseg.overlap import full_precision
 from ambiseg.regions import Regions, add_rows
@@ -67,9 +68,29 @@ def pixel_logits(rows: Tensor, head: Folded, tile: int | None = None) -> Tensor:
     return _apply(_PixelLogits, rows, head, None, tile)[0]
 
 
+class Sums(NamedTuple):
+    """What :func:`region_sums` finds.
+
+    Attributes:
+        regions: R ``[B, N, C, U]``.
+        modes: ``[B, K, P]`` the class that each expert's mean output finds most likely, without gradient.
+        apart: ``[B, C - 1, N (N - 1) / 2]`` Σ_p |s_i − s_j| of each foreground class, of all pairs i < j of samples.
+    """
+
+    regions: Tensor
+    modes: Tensor | None
+    apart: Tensor | None
+
+
 def region_sums(
-    rows: Tensor, head: Folded, regions: Regions, log: bool = False, experts: int | None = None, tile: int | None = None
-) -> tuple[Tensor, Tensor | None]:
+    rows: Tensor,
+    head: Folded,
+    regions: Regions,
+    log: bool = False,
+    experts: int | None = None,
+    pairs: bool = False,
+    tile: int | None = None,
+) -> Sums:
     """Sums of the softmax (or log-softmax) over regions without ever holding logits:
 
         R[b, n, c, u] = Σ_{p in u} softmax(logits_n[:, p])[c]        [B, N, C, U]
@@ -78,13 +99,15 @@ def region_sums(
         rows: dense features ``[B, P, F]``.
         head: samples folded into the first layer; those of one expert stand next to each other.
         log: sum log-probabilities (cross-entropy) instead of probabilities (IoU).
-        experts: K. When given, the class that each expert's mean output finds most likely comes second,
-            ``[B, K, P]``, without gradient: what soft gradients group experts by.
+        experts: K. When given, ``modes`` are found: what soft gradients group experts by.
+        pairs: find ``apart``; not with ``log``.
         tile: pixels at a time; chosen by device when ``None``.
     """
-    settings = (regions.index.long(), regions.size, log, experts)
-    sums, labels = _apply(_RegionSums, rows, head, settings, tile)
-    return sums, labels if experts else None
+    if pairs and log:
+        raise ValueError("pairs are of probabilities, found log=True")
+    settings = (regions.index.long(), regions.size, log, experts, pairs)
+    sums, labels, apart = _apply(_RegionSums, rows, head, settings, tile)
+    return Sums(sums, labels if experts else None, apart if pairs else None)
 
 
 @torch.no_grad()
@@ -317,10 +340,10 @@ class _PixelLogits(torch.autograd.Function):
 
 class _RegionSums(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, settings: Any, tile: int | None, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        index, size, log, experts = settings
+    def forward(ctx: Any, settings: Any, tile: int | None, *tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        index, size, log, experts, pairs = settings
         ctx.save_for_backward(index, *tensors)
-        ctx.settings = tile, log
+        ctx.settings = tile, log, size.shape[1]
         rows, head = _unflatten(tensors)
         B, U = size.shape
         N, dtype = head.weight.shape[1], label_dtype(head.classes)
@@ -328,6 +351,7 @@ class _RegionSums(torch.autograd.Function):
         C = head.classes
         sums = exact(rows.new_zeros(B, U + 1, N * C))  # the last row takes void pixels
         labels = torch.empty(B, rows.shape[1], experts or 0, dtype=dtype, device=rows.device)
+        apart = exact(rows.new_zeros(B, max(1, C - 1) if pairs else 0, N * (N - 1) // 2))
         for b, some, layers in _tiles(rows, head.to(rows.dtype), tile):
             scores = at_least_float32(layers(rows[b, some])[-1])
             values = scores.log_softmax(1) if log else _probs(scores)
@@ -335,33 +359,44 @@ class _RegionSums(torch.autograd.Function):
             if experts:
                 probs = (values.exp() if log else values).view(-1, experts, N // experts, C).mean(2)
                 labels[b, some] = (probs[..., 0] > 0.5 if C == 1 else probs.argmax(2)).to(dtype)
+            if pairs:
+                for total, soft in zip(apart[b], _foreground(values, N, index[b, some] < U), strict=True):
+                    add_apart(total, soft)
         labels = labels.transpose(1, 2)
         ctx.mark_non_differentiable(labels)
         kept = head.weight.dtype
         sums = _both(sums[:, :U].to(kept).view(B, U, N, C), size[:, :, None, None].to(kept))
-        return sums.permute(0, 2, 3, 1), labels
+        return sums.permute(0, 2, 3, 1), labels, apart.to(kept)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         index, *tensors = ctx.saved_tensors
-        tile, log = ctx.settings
+        tile, log, U = ctx.settings
         rows, head = _unflatten(tensors)
         grad = F.pad(grads[0].permute(0, 3, 1, 2), (0, 0, 0, 0, 0, 1))  # [B, U + 1, N, C]: none at void pixels
         margin = head.classes == 2 and not log
         if margin:
             head, grad = _margin(head), grad[..., 1:] - grad[..., :1]
-        total = _Backward(rows, head)
+        total, N = _Backward(rows, head), head.weight.shape[1]
         for b, x in enumerate(rows):
-            active = _active(grad[b])
+            of_pairs = grads[2][b]  # [C - 1, N (N - 1) / 2]; of no class where pairs were not asked for
+            active = None if len(of_pairs) else _active(grad[b])
             of_region = grad[b] if active is None else grad[b][:, active]  # [U + 1, n, C]
             of_sum = of_region.sum(2)  # Σ_c
 
             def gradient(
-                some: slice, logits: Tensor, of_region: Tensor = of_region, of_sum: Tensor = of_sum, b: int = b
+                some: slice,
+                logits: Tensor,
+                of_region: Tensor = of_region,
+                of_sum: Tensor = of_sum,
+                of_pairs: Tensor = of_pairs,
+                b: int = b,
             ) -> Tensor:
                 region, probs = index[b, some], _probs(at_least_float32(logits))
                 pixel = of_region.flatten(1).index_select(0, region).view_as(probs)
+                if len(of_pairs):
+                    _add_pairs(pixel.view(-1, N, probs.shape[1]), _foreground(probs, N, region < U), of_pairs)
                 if margin:  # d sigmoid: p (1 − p) g
                     return torch.ops.aten.sigmoid_backward(pixel, probs)
                 if log:  # d log softmax: g − p Σ_c g
@@ -373,6 +408,18 @@ class _RegionSums(torch.autograd.Function):
             w, a = total.rest[-1]
             total.rest[-1] = torch.cat([-w, w]), torch.cat([-a, a])
         return (None, None, *total.gradients())
+
+
+def _foreground(values: Tensor, samples: int, valid: Tensor) -> Tensor:
+    """Probabilities ``[T·N, C]`` -> ``[C - 1, N, T]``, 0 at void pixels; of margins, class 1 is all there is."""
+    soft = values if values.shape[1] == 1 else values[:, 1:]
+    return (soft.view(-1, samples, soft.shape[1]) * valid[:, None, None]).permute(2, 1, 0).contiguous()
+
+
+def _add_pairs(pixel: Tensor, soft: Tensor, of_pairs: Tensor) -> None:
+    """Add the gradient of what pairs of samples are apart to that of the probabilities, ``[T, N, C]``."""
+    for c, (part, grad) in enumerate(zip(soft, of_pairs, strict=True), int(pixel.shape[2] > 1)):
+        pixel[..., c] += apart_gradient(part, grad).t()
 
 
 def _add_tile(sums: Tensor, index: Tensor, rows: Tensor) -> None:

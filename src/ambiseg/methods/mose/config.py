@@ -18,7 +18,7 @@ _IMAGES = 10  # of training, per expert that is planned
 _DRAWS = 1 << 13  # samples of all experts together in a training step, at most
 _LARGEST_WEIGHT = 1e6  # of a class
 _BY_IOU = 4  # classes up to which masks are compared by overlap
-_RANGES = {"capacity": (0.0, 1.0), "group_threshold": (0.0, 1.0), "annealing": (0.0, 1.0)}
+_RANGES = dict.fromkeys(("capacity", "group_threshold", "annealing", "energy_share"), (0.0, 1.0))
 
 
 class MoSEConfig(MethodConfig):
@@ -83,8 +83,13 @@ class MoSEConfig(MethodConfig):
     )
     hidden: int = Field(default=32, ge=1, le=4096, description="features of the head")
     scale_bias: float = Field(default=1.0, ge=-1e6, le=1e6, description="where the scale of the noise starts")
-    objective: Literal["transport", "all-pairs"] = Field(
-        default="transport", description="transport, or all-pairs: the mean cost of all pairs (the paper's ablation)"
+    objective: Literal["transport", "energy", "all-pairs"] = Field(
+        default="transport",
+        description="transport as in the paper; energy: the energy score, which is GED itself; or all-pairs: the mean "
+        "cost of all pairs (the paper's ablation)",
+    )
+    energy_share: Scheduled = Field(
+        default=1.0, description="of the energy score in objective energy; the rest is transport"
     )
     form: Literal["weighted", "gumbel"] = Field(
         default="weighted",
@@ -147,6 +152,13 @@ class MoSEConfig(MethodConfig):
         if max(self.class_weights or [1.0]) > _LARGEST_WEIGHT:
             found = shown(max(self.class_weights or ()))
             raise SettingError("class_weights", f"expected numbers of at most {_LARGEST_WEIGHT:g}, found {found}")
+        if self.objective == "energy":
+            if self.cost != "iou" or self.form != "weighted":
+                found = f"cost {self.cost} and form {self.form}"
+                raise SettingError("objective", f"expected cost iou and form weighted with energy, found {found}")
+            if self.stochastic and min(counts) < 2:
+                needs = "at least 2 with objective energy, which compares samples of one expert"
+                raise SettingError("samples", f"expected {needs}, found {shown(min(counts))}")
         if isinstance(self.expert_weights, list):
             self._check_weights(self.expert_weights)
         return self

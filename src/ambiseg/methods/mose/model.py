@@ -10,7 +10,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ambiseg.masks import MaskDistribution, Masks, as_masks
+from ambiseg.energy import distances_from_sums, energy_from_costs, jaccard_distances
+from ambiseg.masks import MaskDistribution, Masks, as_masks, at_least_float32
 from ambiseg.methods.base import Method, Noise, Predictive, Stratified, evaluation
 from ambiseg.methods.dense import BAND, DensePredictive, drawn, in_parts
 from ambiseg.methods.mose.config import MoSEConfig
@@ -20,7 +21,7 @@ from ambiseg.nn import Backbone, Experts, Features, Gate, PixelHead, ReleasedHea
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.pixelhead import Folded, as_rows, mean_softmax, pixel_logits, region_sums
 from ambiseg.nn.windows import Step, Windows, stitched
-from ambiseg.overlap import COSTS, Cost, ce_from_sums, iou_from_sums, regions_of
+from ambiseg.overlap import COSTS, Cost, ce_from_sums, full_precision, iou_from_sums, regions_of
 from ambiseg.settings import validate
 from ambiseg.transport import couple, optimal_plan, relaxed_objective
 
@@ -32,6 +33,14 @@ class _Drawn(NamedTuple):
 
     latents: Tensor  # [B, N, L], those of one expert side by side
     weights: Tensor  # [B, N]
+
+
+class _Costs(NamedTuple):
+    """What a loss needs of the samples."""
+
+    cost: Tensor  # [B, N, M] against every annotation
+    modes: Tensor | None  # [B, K, *spatial] each expert's most likely labels, where grouping needs them
+    distances: Tensor | None  # [B, N (N - 1) / 2] between samples, where the energy score needs them
 
 
 class MoSE(Method):
@@ -66,6 +75,8 @@ class MoSE(Method):
     terms = {  # noqa: RUF012 - declared as a class variable in Method
         "transport": "how far the masks are from the annotations that they are matched with",
         "kl": "how far the weights of the masks are from the share of the annotations that each is matched with",
+        "distance": "the mean distance between a mask and an annotation",
+        "spread": "the mean distance between two masks; the energy score is twice the distance less the spread",
     }
 
     def __init__(
@@ -91,6 +102,8 @@ class MoSE(Method):
         self.class_weights: Tensor | None
         self.classes = classes
         self.cost: str | Cost = cost if callable(cost) else config.cost
+        if callable(cost) and config.objective == "energy":
+            raise ValueError("objective energy has a distance of its own: expected no cost function, found one")
         if isinstance(backbone, nn.Module) and _LEVELS.keys() & settings.keys():
             raise ValueError("gate_level, gate_scales and inject_level go to the backbone itself when it is a module")
         self.backbone = _backbone(backbone, in_channels, config)
@@ -147,49 +160,55 @@ class MoSE(Method):
         samples: float | None = None,
         group_threshold: float | None = None,
         annealing: float | None = None,
+        energy_share: float | None = None,
     ) -> dict[str, Tensor]:
         """The optimal-transport calibration loss (equation 6), averaged over the images that have a valid pixel.
+
+        With ``objective: energy``, the energy score of the samples (:mod:`ambiseg.energy`), or a mixture of both.
 
         Args:
             images: ``[B, in_channels, H, W]``.
             annotations: M masks per image with their weights.
             generator: of all random draws.
-            capacity, samples, group_threshold, annealing: γ, S, G₀ and the annealing of this step, when a schedule
-                moves them; ``None`` takes the setting's last value.
+            capacity, samples, group_threshold, annealing, energy_share: γ, S, G₀, the annealing and the share of the
+                energy score of this step, when a schedule moves them; ``None`` takes the setting's last value.
 
         Returns:
-            ``total``, ``transport`` and ``kl``, scalars.
+            ``total``, and the terms that it is made of: ``transport`` and ``kl``, ``distance`` and ``spread``; scalars.
         """
         config, annotations = self.config, as_masks(annotations)
         capacity = final(config.capacity) if capacity is None else capacity
         samples = round(final(config.samples) if samples is None else samples)
         threshold = final(config.group_threshold) if group_threshold is None else group_threshold
         annealing = final(config.annealing) if annealing is None else annealing
-        if samples < 1 or not 0 <= annealing <= 1:
-            raise ValueError(f"expected at least 1 sample and annealing in [0, 1], found {samples} and {annealing}")
+        share = 0.0
+        if config.objective == "energy":
+            share = final(config.energy_share) if energy_share is None else energy_share
+        if samples < 1 or not 0 <= annealing <= 1 or not 0 <= share <= 1:
+            found = f"{samples}, {annealing} and {share}"
+            raise ValueError(f"expected at least 1 sample, and annealing and energy_share in [0, 1], found {found}")
         predictive = self(images)
         drawn = self._draw(predictive, samples, generator)
-        grouping = threshold < 1 and config.form == "weighted" and config.objective == "transport"
-        cost, modes = self._cost(predictive, drawn.latents, annotations, grouping)
-        v = _annealed(annotations.mass, annealing).to(cost.dtype)
-        if config.objective == "all-pairs":
-            transport = (drawn.weights[:, :, None] * v[:, None] * cost).sum((1, 2))
-            kl = torch.zeros_like(transport)
-        elif config.form == "gumbel":
-            plan = optimal_plan(cost, drawn.weights, v)
-            transport, kl = (plan * cost).sum((1, 2)), torch.zeros_like(cost[:, 0, 0])
-        else:
-            plan = couple(cost, v, capacity, config.solver)
-            groups = None if modes is None else merge_alike(modes, self.classes, threshold, annotations.valid)
-            if groups is not None:
-                groups = groups.repeat_interleave(cost.shape[1] // self.experts.count, 1)
-            terms = relaxed_objective(
-                cost, plan, drawn.weights, groups=groups, num_groups=self.experts.count, scaling=config.kl
+        grouping = threshold < 1 and config.form == "weighted" and config.objective != "all-pairs" and share < 1
+        costs = self._costs(predictive, drawn.latents, annotations, grouping, pairs=share > 0)
+        v = _annealed(annotations.mass, annealing).to(costs.cost.dtype)
+        counted = _has_valid_pixels(annotations).to(costs.cost.dtype)
+
+        def mean(of_images: Tensor) -> Tensor:
+            return (of_images * counted).sum() / counted.sum().clamp_min(1)
+
+        terms: dict[str, Tensor] = {}
+        total = torch.zeros((), device=costs.cost.device)
+        if share < 1:
+            terms["transport"], terms["kl"] = map(
+                mean, self._matched(costs, drawn, v, annotations, capacity, threshold)
             )
-            transport, kl = terms.transport, terms.kl
-        counted = _has_valid_pixels(annotations).to(cost.dtype)
-        transport, kl = ((x * counted).sum() / counted.sum().clamp_min(1) for x in (transport, kl))
-        return {"total": transport + config.beta * kl, "transport": transport.detach(), "kl": kl.detach()}
+            total = (1 - share) * (terms["transport"] + config.beta * terms["kl"])
+        if costs.distances is not None:
+            energy = energy_from_costs(costs.cost, costs.distances, drawn.weights, v, self.experts.count)
+            terms["distance"], terms["spread"] = mean(energy.distance), mean(energy.spread)
+            total = total + share * mean(energy.total)
+        return {"total": total, **{name: term.detach() for name, term in terms.items()}}
 
     # -- parts of the loss -----------------------------------------------------------------------------------
 
@@ -207,14 +226,42 @@ class MoSE(Method):
         latents = self.experts.noisy(choice @ self.experts.mean, choice @ self.experts.sigma, generator)
         return _Drawn(latents, torch.full_like(soft[..., 0], 1 / (K * samples)))
 
-    def _cost(
+    def _matched(
+        self,
+        costs: _Costs,
+        drawn: _Drawn,
+        v: Tensor,
+        annotations: MaskDistribution,
+        capacity: float,
+        threshold: float,
+    ) -> tuple[Tensor, Tensor]:
+        """Transport and KL of every image ``[B]``, for annotations of weights ``v``."""
+        config, cost = self.config, costs.cost
+        if config.objective == "all-pairs":
+            transport = (drawn.weights[:, :, None] * v[:, None] * cost).sum((1, 2))
+            return transport, torch.zeros_like(transport)
+        if config.form == "gumbel":
+            plan = optimal_plan(cost, drawn.weights, v)
+            return (plan * cost).sum((1, 2)), torch.zeros_like(cost[:, 0, 0])
+        plan = couple(cost, v, capacity, config.solver)
+        groups = None
+        if costs.modes is not None:
+            groups = merge_alike(costs.modes, self.classes, threshold, annotations.valid)
+            groups = groups.repeat_interleave(cost.shape[1] // self.experts.count, 1)
+        terms = relaxed_objective(
+            cost, plan, drawn.weights, groups=groups, num_groups=self.experts.count, scaling=config.kl
+        )
+        return terms.transport, terms.kl
+
+    def _costs(
         self,
         predictive: MoSEPredictive,
         latents: Tensor,
         annotations: MaskDistribution,
         grouping: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Cost ``[B, N, M]``, and each expert's most likely labels ``[B, K, *spatial]`` where grouping needs them."""
+        pairs: bool,
+    ) -> _Costs:
+        """Samples against annotations, and, where they are needed, each other; and each expert's most likely labels."""
         experts = self.experts.count if grouping else None
         if isinstance(self.cost, str) and predictive.tiled:
             if annotations.spatial != predictive.size or len(annotations) != len(latents):
@@ -223,23 +270,33 @@ class MoSE(Method):
                     f"found {len(annotations)} of {list(annotations.spatial)}"
                 )
             regions = regions_of(annotations, self.classes)
-            sums, modes = region_sums(*predictive._folded(latents), regions, log=self.cost == "ce", experts=experts)
-            said = regions.one_hot(self.classes, sums.dtype)
+            how = {"log": self.cost == "ce", "experts": experts, "pairs": pairs}
+            sums = region_sums(*predictive._folded(latents), regions, **how)
+            said = regions.one_hot(self.classes, sums.regions.dtype)
             if self.cost == "ce":
-                cost = ce_from_sums(sums, said, regions, self.class_weights)
+                cost = ce_from_sums(sums.regions, said, regions, self.class_weights)
             else:
-                cost = iou_from_sums(sums[:, :, 1:], said[:, :, 1:], regions)
-            return cost, None if modes is None else modes.unflatten(2, predictive.size)
+                cost = iou_from_sums(sums.regions[:, :, 1:], said[:, :, 1:], regions)
+            modes = None if sums.modes is None else sums.modes.unflatten(2, predictive.size)
+            distances = None
+            if sums.apart is not None:
+                distances = distances_from_sums(sums.regions[:, :, 1:].sum(3).transpose(1, 2), sums.apart)
+            return _Costs(cost, modes, distances)
         logits = predictive.logits(latents)
         if isinstance(self.cost, str):
             weighted = {} if self.class_weights is None else {"class_weights": self.class_weights}
             cost = COSTS[self.cost](logits, annotations, **weighted)
         else:
             cost = self.cost(logits, annotations)
-        if experts is None:
-            return cost, None
-        means = logits.detach().softmax(2).unflatten(1, (experts, -1)).mean(2)
-        return cost, means.argmax(2)
+        distances = modes = None
+        if pairs:
+            with full_precision(logits):
+                soft = at_least_float32(logits).softmax(2)[:, :, 1:].flatten(3).transpose(1, 2)
+                valid = None if annotations.valid is None else annotations.valid.flatten(1)
+                distances = jaccard_distances(soft, valid)
+        if experts is not None:
+            modes = logits.detach().softmax(2).unflatten(1, (experts, -1)).mean(2).argmax(2)
+        return _Costs(cost, modes, distances)
 
 
 @dataclass(frozen=True, eq=False)
