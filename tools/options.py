@@ -50,6 +50,7 @@ BASES: dict[str, list[str]] = {  # arguments that make each command work, by its
     "demo": ["--out", "new", *SHAPES, *TINY],
     "train": ["demo", "--out", "new", *SHAPES, *TINY],
     "evaluate": ["run", "--samples", "2", "--device", "cpu"],
+    "compare": ["run", "--samples", "2", "--cases", "1", "--out", "new"],
     "predict": ["run", "image.png", "--out", "new"],
     "report": ["run", "--cases", "1"],
     "data list": [],
@@ -242,7 +243,7 @@ def _campaign(tries: list[Try], place: Path) -> Counter[str]:
     for number, one in enumerate(left, 1):
         _furnish(sandbox, corpus)
         before = snapshot(sandbox.root)
-        keeps = ("run",) if one.command in ("evaluate", "report") else ()
+        keeps = ("run",) if one.command in ("evaluate", "compare", "report") else ()
         ended = run(one.arguments, sandbox, entry)
         faults = judge(Command(one.arguments, _PLACES, keeps), ended, sandbox.root, before)
         _count(one, ended, faults, counts)

@@ -62,7 +62,9 @@ def sources_of(given: Sequence[Place] | Mapping[str, Place | Sequence[Place]]) -
     sources = []
     for i, name in enumerate(long):
         seen[name] = seen.get(name, 0) + 1
-        again = seen[name] > 1 and not found[i][0]  # a name that was given twice is an error
+        again = seen[name] > 1
+        if seen[name] > 1 and found[i][0]:
+            raise ConfigError(f"{name}: expected each name once, found it twice")
         sources.append(Source(f"{name} ({seen[name]})" if again else name, found[i][1]))
     return sources
 
@@ -71,7 +73,7 @@ def _parsed(text: str) -> tuple[str, tuple[str, ...]]:
     name, equals, rest = text.partition("=")
     if not equals or Path(text).exists():
         return "", (text,)
-    places = tuple(place for place in rest.split(",") if place)
+    places = tuple(os.path.expanduser(place) for place in rest.split(",") if place)
     if not name.strip() or not places:
         raise ConfigError(f"compare: expected RUN or NAME=RUN,RUN, found {text!r}")
     return name.strip(), (rest,) if Path(rest).exists() else places
@@ -140,13 +142,15 @@ def score_sources(
     """
     entries = []
     for source, parts in zip(sources, opened, strict=True):
-        found = []
         for place, part in zip(source.places, parts, strict=True):
             if isinstance(part, Evaluation):
-                _check_file(place, part, rules)
-                found.append(part)
-            else:
-                found.append(_evaluated(place, part, rules, out, data, quiet))
+                _check_file(place, part, rules)  # before anything is computed
+    for source, parts in zip(sources, opened, strict=True):
+        found = []
+        for place, part in zip(source.places, parts, strict=True):
+            if isinstance(part, Run):
+                part = _evaluated(place, part, rules, out, data, quiet)
+            found.append(part)
         runs = tuple(part if isinstance(part, Run) else None for part in parts)
         entries.append(Scored(Entry(source.name, tuple(found)), runs))
     return entries
