@@ -213,6 +213,11 @@ class Lock:
                 (self.folder / LOCK).unlink()
             _release(self._descriptor)
 
+    @property
+    def descriptor(self) -> int:
+        """Of the lock's file: a process that inherits it holds the lock as well, even if this one is killed."""
+        return self._descriptor
+
     def _taken(self) -> bool:
         """Whether the lock is had, and its file was not removed meanwhile by the process that had it."""
         path = self.folder / LOCK

@@ -92,12 +92,11 @@ def _study(arguments: argparse.Namespace) -> int:
 
 def _results(arguments: argparse.Namespace, study: Any) -> int:
     from ambiseg._util import terminal
-    from ambiseg.studies.results import rows_of, state_line
+    from ambiseg.studies.results import state_line
     from ambiseg.studies.writing import show
 
     folder: Path = study.write()
-    trials = study.trials()
-    rows, trouble = rows_of(study.definition, study.members, trials)
+    rows, trouble, trials = study.results()
     if emit(arguments, study.as_json(rows, trouble, trials)):
         console = terminal.console(highlight=False)
         console.print(f"{study.name}: {study.definition.title}", style="bold", soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ class Member:
     recipe: str
     settings: Mapping[str, Any]
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """See :func:`~ambiseg.studies.fingerprint.fingerprint`."""
         return fingerprint(self.config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,9 +74,13 @@ class Row:
 
 
 def rows_of(
-    definition: Definition, members: dict[str, Member | None], trials: Sequence[Trial]
+    definition: Definition, members: dict[str, Member | None], trials: Sequence[Trial], seeds: int | None = None
 ) -> tuple[list[Row], str]:
-    """The rows in the order of the study, and what keeps members from being compared, if anything does."""
+    """The rows in the order of the study, and what keeps members from being compared, if anything does.
+
+    Args:
+        seeds: trainings of every member that are asked for; ``None``: as the study says.
+    """
     by_name: dict[str, list[Trial]] = {name: [] for name in members}
     for trial in trials:
         by_name[trial.member.name].append(trial)
@@ -95,7 +99,7 @@ def rows_of(
         trouble = str(error)
     rows: list[Row] = []
     for name, member in members.items():
-        wanted = member.seeds if member else definition.rows[name].seeds or definition.seeds
+        wanted = seeds or definition.rows[name].seeds or definition.seeds
         rows += _rows(
             definition, name, member, by_name[name], wanted, entries, problems.get(name, ""), compare=not trouble
         )
@@ -158,9 +162,9 @@ def _compared(definition: Definition, entries: dict[str, Entry], entry: Entry, f
     found: dict[Column, Aggregate | None] = {}
     for one in definition.table_columns:
         if one.metric not in (*MODES, *SIZES):
-            value = difference(entry, baseline, form, one.samples, one.metric, own)
+            value = _difference(entry, baseline, form, one, own)
             if value is None and reference.form is None:  # a form that the reference does not have
-                value = difference(entry, baseline, form, one.samples, one.metric, "standard")
+                value = _difference(entry, baseline, form, one, "standard")
             found[one] = value
     return {"differences": found}
 
@@ -169,13 +173,32 @@ def _cell(entry: Entry | None, form: str, one: Column) -> Aggregate | None:
     if entry is None:
         return None
     if one.metric not in MODES:
-        return aggregate(entry, form, one.samples, one.metric)
+        return _kept((_key(entry), form, one), lambda: aggregate(entry, form, one.samples, one.metric))
     values = [_of_modes(evaluation, form, one) for evaluation in entry.evaluations]
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return None
     spread = statistics.stdev(known) if len(known) > 1 else None
     return Aggregate(statistics.fmean(known), None, None, spread, len(known), len(entry.first.cases), one.samples)
+
+
+def _difference(entry: Entry, baseline: Entry, form: str, one: Column, own: str) -> Aggregate | None:
+    key = _key(entry), _key(baseline), form, own, one
+    return _kept(key, lambda: difference(entry, baseline, form, one.samples, one.metric, own))
+
+
+_computed: dict[Hashable, Aggregate | None] = {}  # the table is written whenever a training ends
+
+
+def _kept(key: Hashable, compute: Callable[[], Aggregate | None]) -> Aggregate | None:
+    if key not in _computed:
+        _computed[key] = compute()
+    return _computed[key]
+
+
+def _key(entry: Entry) -> Hashable:
+    """What the numbers of an entry depend on."""
+    return tuple((e.run, e.weights, e.split, e.protocol, e.seed, e.threads, e.batch_size) for e in entry.evaluations)
 
 
 def _of_modes(evaluation: Evaluation, form: str, one: Column) -> float | None:
@@ -328,5 +351,7 @@ def state_line(rows: Sequence[Row], trials: Sequence[Trial]) -> str:
     """How far the study is."""
     done = sum(trial.state == "done" for trial in trials)
     failed = sum(trial.state == "failed" for trial in trials)
-    text = f"{done} of {count(len(trials), 'training')} done"
+    known = {trial.member.name for trial in trials}
+    total = len(trials) + sum({row.member: row.wanted for row in rows if row.member not in known}.values())
+    text = f"{done} of {count(total, 'training')} done"
     return text + (f", {failed} failed" if failed else "")

@@ -27,6 +27,8 @@ _LOOK = 0.2  # seconds between two looks at processes
 _GRACE = 20.0  # seconds that a process has to stop in good order
 _LINES = {True: 60.0, False: 300.0}  # seconds between two lines of progress, on a terminal and elsewhere
 _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM, 129)  # codes of a command that somebody stopped
+_PATIENCE = 20.0  # seconds in which a training that another process is at is asked for again: it may be ending
+_BUSY = "expected no other process at work there"  # of a run that a command outside of any study trains
 _TAIL = 1 << 16  # bytes of a log in which a reason is looked for
 
 
@@ -67,35 +69,40 @@ class Runner:
 
     def run(self, trials: Sequence[tuple[Member, int]]) -> list[str]:
         """Run all; the names of those that another process is busy with."""
-        left, elsewhere, self.total = list(trials), list[str](), len(trials)
+        left, busy, self.total = list(trials), list[tuple[Member, int]](), len(trials)
         told = time.monotonic()
+        until = told + _PATIENCE
         try:
-            while left or self.running:
+            while left or self.running or (busy and time.monotonic() < until):
+                if not left and len(self.running) < self.jobs:
+                    left, busy = busy, []
                 while left and len(self.running) < self.jobs:
-                    member, seed = left.pop(0)
-                    if (busy := self._begin(member, seed)) is not None:
-                        self._tell(f"{member.name} seed {seed}: {busy}")
-                        elsewhere.append(f"{member.name} seed {seed}")
+                    if not self._begin(*left[0]):
+                        busy.append(left[0])
+                    left.pop(0)
                 for job in [job for job in self.running if job.process.poll() is not None]:
                     self._next(job)
                 if self.running and time.monotonic() - told > _LINES[animated()]:
                     told = time.monotonic()
                     self._tell(self._progress(len(left)))
-                time.sleep(_LOOK if self.running else 0)
+                time.sleep(_LOOK if self.running or busy else 0)
         except BaseException:
             self._stop()
             raise
-        return elsewhere
+        names = [f"{member.name} seed {seed}" for member, seed in busy]
+        if names:
+            self._tell(f"another process is at {', '.join(names)}")
+        return names
 
     # -- one training --------------------------------------------------------------------------------------------------
 
-    def _begin(self, member: Member, seed: int) -> str | None:
-        """Start what a training lacks; why not, where another process is at it."""
+    def _begin(self, member: Member, seed: int) -> bool:
+        """Start what a training lacks, unless another process is at it."""
         lock = self.store.lock(member, seed)
         try:
             lock.__enter__()
         except ConfigError:
-            return "another process is at it"
+            return False
         try:
             trial = self.store.trial(member, seed)  # now that nobody else changes it
             if trial.state in ("done", "failed"):
@@ -103,12 +110,12 @@ class Runner:
                 self.done += 1
                 if trial.state == "failed":
                     self._tell(f"{trial.name}: failed: {trial.reason}")
-                return None
+                return True
             self._start(trial, lock, self._command(trial))
         except BaseException:
             lock.__exit__()
             raise
-        return None
+        return True
 
     def _command(self, trial: Trial) -> list[str]:
         """What comes next for a training."""
@@ -143,6 +150,7 @@ class Runner:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=environment,
+                pass_fds=(lock.descriptor,) if os.name == "posix" else (),  # it holds the lock if this one is killed
                 start_new_session=True,  # Ctrl-C is for the study, which stops them one by one
             )
         stage = {"evaluate": "evaluation"}.get(command[0], "training")
@@ -162,6 +170,8 @@ class Runner:
             took = f"{(time.monotonic() - job.started) / 60:.1f} min"
             if code in _STOPPED:
                 self._tell(f"{trial.name}: {job.stage} was stopped from outside; start the study again to go on")
+            elif code == 2 and _BUSY in (reason := self._reason(job, code)):
+                self._tell(f"{trial.name}: {reason}")
             elif code != 0 or trial.state != "done":
                 reason = self._reason(job, code)
                 about = {"stage": job.stage, "code": code, "command": ["ambiseg", *job.command], "log": str(job.log)}

@@ -7,11 +7,14 @@ import json
 import os
 import shlex
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
+import ambiseg.studies.budgets as budgets
+import ambiseg.studies.writing as writing
 from ambiseg._util.errors import ConfigError, DataError
 from ambiseg._util.files import atomic_folder, write_text
 from ambiseg._util.processes import program
@@ -21,7 +24,6 @@ from ambiseg.config import Config
 from ambiseg.data.config import NEEDS_ROOT
 from ambiseg.runs import Run
 from ambiseg.settings import inline
-from ambiseg.studies import budgets, writing
 from ambiseg.studies.definition import SEEDS, MemberDefinition, Scale, find
 from ambiseg.studies.fingerprint import changes, differing, fingerprint
 from ambiseg.studies.members import AUTO, EPOCHS, Member, Start, resolve, start_of
@@ -30,6 +32,7 @@ from ambiseg.studies.running import Runner, cores
 from ambiseg.studies.store import Store, Trial
 
 _METHOD = "model.method"
+_PAUSE, _SHARE = 10.0, 20.0  # seconds between two tables while trainings run, and times what one takes
 
 
 class Study:
@@ -71,6 +74,7 @@ class Study:
         self.minutes_asked = minutes
         self.store = Store(Path(out), split, self.definition.samples)
         self.start: Start = start_of(self.base, self.data, self.recipe)
+        self._next = 0.0
 
     @property
     def out(self) -> Path:
@@ -190,7 +194,7 @@ class Study:
         if unique:
             self.store.out.mkdir(parents=True, exist_ok=True)
             self.write()
-            Runner(self.store, jobs or cores(), quiet, self.write).run(unique)
+            Runner(self.store, jobs or cores(), quiet, self._changed).run(unique)
         return self.trials(only)
 
     def adopt(self, runs: Sequence[str | os.PathLike[str]]) -> list[Trial]:
@@ -242,7 +246,12 @@ class Study:
     @property
     def rows(self) -> list[Row]:
         """The table of what is there; see :class:`~ambiseg.studies.results.Row`."""
-        return rows_of(self.definition, self.members, self.trials())[0]
+        return self.results()[0]
+
+    def results(self) -> tuple[list[Row], str, list[Trial]]:
+        """The rows, what keeps members from being compared, and the trainings."""
+        trials = self.trials()
+        return *rows_of(self.definition, self.members, trials, self.seeds), trials
 
     def to_markdown(self) -> str:
         """The table."""
@@ -250,14 +259,21 @@ class Study:
 
     def write(self) -> Path:
         """Write table and page of what is there, and return the folder."""
-        trials = self.trials()
-        rows, trouble = rows_of(self.definition, self.members, trials)
+        started = time.monotonic()
+        rows, trouble, trials = self.results()
         self.out.mkdir(parents=True, exist_ok=True)
         write_text(self.out / "table.md", writing.markdown(self.definition, rows))
         write_text(self.out / "table.csv", writing.comma_separated(rows))
         write_text(self.out / "table.tex", writing.latex(self.definition, rows))
         write_text(self.out / "study.json", writing.json_text(self.as_json(rows, trouble, trials)))
+        now = time.monotonic()
+        self._next = now + max(_PAUSE, _SHARE * (now - started))
         return self.out
+
+    def _changed(self) -> None:
+        """Write, unless that was done just now."""
+        if time.monotonic() >= self._next:
+            self.write()
 
     def as_json(self, rows: Sequence[Row], trouble: str, trials: Sequence[Trial]) -> dict[str, Any]:
         """Everything, for programs."""
