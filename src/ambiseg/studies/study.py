@@ -9,6 +9,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
@@ -16,6 +17,7 @@ from typing import Any, get_args
 import ambiseg.studies.budgets as budgets
 import ambiseg.studies.writing as writing
 from ambiseg._util.errors import ConfigError, DataError
+from ambiseg._util.extras import MissingExtra, require
 from ambiseg._util.files import atomic_folder, write_text
 from ambiseg._util.processes import program
 from ambiseg._util.progress import reporting
@@ -266,6 +268,11 @@ class Study:
         write_text(self.out / "table.csv", writing.comma_separated(rows))
         write_text(self.out / "table.tex", writing.latex(self.definition, rows))
         write_text(self.out / "study.json", writing.json_text(self.as_json(rows, trouble, trials)))
+        with suppress(MissingExtra):  # matplotlib and jinja2: the tables need neither
+            require("report")
+            from ambiseg.studies.page import page
+
+            write_text(self.out / "index.html", page(self, rows, trouble, trials, self.out))
         now = time.monotonic()
         self._next = now + max(_PAUSE, _SHARE * (now - started))
         return self.out
