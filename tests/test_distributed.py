@@ -20,7 +20,9 @@ from ambiseg._util.files import LOCK
 from ambiseg.data.loader import seed_of
 from ambiseg.data.module import DataModule
 from ambiseg.evaluation import evaluate
-from ambiseg.metrics import ged
+from ambiseg.methods.base import Stratified
+from ambiseg.methods.drawing import unbiased_ged
+from ambiseg.metrics import compare, ged
 from ambiseg.runs import Run
 from tests.conftest import TINY
 from tests.files import save
@@ -91,8 +93,13 @@ def test_two_processes_train(tmp_path):
     data.setup()
     (batch,) = data.val_dataloader()
     g = torch.Generator().manual_seed(seed_of(trained.config.seed, "validation", batch.names[0]))
-    again = ged(trained.model("last").predict(batch.images).sample(16, g), batch.annotations).mean().item()
-    assert trained.history[-1]["val_ged"] == pytest.approx(again, rel=1e-7)  # the weights that were saved
+    predicted, last = trained.model("last").predict(batch.images), trained.history[-1]
+    assert isinstance(predicted, Stratified)
+    again = ged(predicted.sample(16, g), batch.annotations).mean().item()
+    assert last["val_ged"] == pytest.approx(again, rel=1e-7)  # the weights that were saved
+    pair = compare(predicted.compact(4, g), batch.annotations)
+    assert last["val_ged_unbiased"] == pytest.approx(unbiased_ged(pair, 4).mean().item(), rel=1e-6)
+    assert last["val_masks"] == 16
 
 
 def test_two_processes_predict_as_one_does(tmp_path):

@@ -69,7 +69,7 @@ def test_a_run_holds_what_its_method_has_and_nothing_else(runs, name):
         "two-heads": {"fit", "sharpness"},
         "adversarial": {"generator_loss", "generator_fit", "generator_fooled", "judge_loss"},
     }[name]
-    common = {"epoch", "step", "lr", "loss", "val_ged", "val_ged_unbiased", "val_matched_iou"}
+    common = {"epoch", "step", "lr", "loss", "val_ged", "val_ged_unbiased", "val_masks", "val_matched_iou"}
     assert run.history[-1].keys() == common | terms
     for path in runs[name].glob("*.[cyj]*"):
         if path.suffix in (".csv", ".json", ".yaml"):

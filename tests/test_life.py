@@ -79,7 +79,16 @@ def test_whole_life(name, tmp_path, monkeypatch):
     history = Run(whole).history
     assert [row["epoch"] for row in history] == [1, 2]
     assert all(math.isfinite(value) for row in history for value in row.values())
-    terms = history[-1].keys() - {"epoch", "step", "lr", "loss", "val_ged", "val_ged_unbiased", "val_matched_iou"}
+    terms = history[-1].keys() - {
+        "epoch",
+        "step",
+        "lr",
+        "loss",
+        "val_ged",
+        "val_ged_unbiased",
+        "val_masks",
+        "val_matched_iou",
+    }
     assert all(any(term.endswith(known) for term in terms) for known in KNOWN[name].terms), "explained and absent"
 
     # Stopped and resumed, it is what it would have been.

@@ -45,3 +45,7 @@ def test_the_best_epoch_is_the_first_of_the_smallest():
     history = [{"epoch": 1.0}, {"epoch": 2.0, "val_ged": 0.2}, {"epoch": 3.0, "val_ged": 0.2}, {"epoch": 4.0}]
     assert curves.best_epoch(history) == 2
     assert curves.best_epoch([{"epoch": 1.0}]) is None
+    assert curves.best_by(history) == "GED"
+    assert (
+        curves.best_by([{"epoch": 1.0, "val_ged": 0.2, "val_ged_unbiased": 0.1, "val_masks": 16.0}]) == "unbiased GED"
+    )

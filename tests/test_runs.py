@@ -58,7 +58,7 @@ def test_a_run_has_everything_that_it_says(tiny_run):
     assert run.config == parse(TINY)
     assert [row["epoch"] for row in run.history] == [1, 2]
     assert run.history[0].keys() == {
-        "epoch", "step", "lr", "loss", "transport", "kl", "val_ged", "val_ged_unbiased", "val_matched_iou"
+        "epoch", "step", "lr", "loss", "transport", "kl", "val_ged", "val_ged_unbiased", "val_masks", "val_matched_iou"
     }  # fmt: skip
     assert run.about["split"]["fingerprint"] == run.split.fingerprint
     assert run.about["versions"]["torch"] == torch.__version__
@@ -69,18 +69,31 @@ def test_a_loaded_model_predicts_what_was_validated(tiny_run):
     from ambiseg import ged
     from ambiseg.data.loader import seed_of
     from ambiseg.data.module import DataModule
+    from ambiseg.history import best_row
+    from ambiseg.methods.base import Stratified
+    from ambiseg.metrics import compare
 
     run = Run(tiny_run)
     model = load(tiny_run)
     assert not model.method.training
     data = DataModule(run.config.data)
     data.setup()
-    scores = []
+    scores, unbiased = [], []
     for batch in data.val_dataloader():
         generator = torch.Generator().manual_seed(seed_of(0, "validation", batch.names[0]))
-        scores.append(ged(model.predict(batch.images).sample(16, generator), batch.annotations))
-    best = min(row["val_ged"] for row in run.history)
-    assert torch.cat(scores).mean().item() == pytest.approx(best, rel=1e-6)
+        predicted = model.predict(batch.images)
+        assert isinstance(predicted, Stratified)
+        scores.append(ged(predicted.sample(16, generator), batch.annotations))
+        drawn = predicted.compact(4, generator)  # 16 of 4 experts
+        d = 1 - compare(drawn, batch.annotations).iou[:, :16, :16]
+        own = torch.stack([d[:, 4 * k : 4 * k + 4, 4 * k : 4 * k + 4].sum((1, 2)) / 16 for k in range(4)], 1)
+        unbiased.append(ged(drawn, batch.annotations) - (predicted.weights.double().square() * own / 3).sum(1))
+    best = best_row(run.history)
+    assert best is not None
+    assert best["val_ged_unbiased"] == min(row["val_ged_unbiased"] for row in run.history)
+    assert best["val_masks"] == 16
+    assert torch.cat(scores).mean().item() == pytest.approx(best["val_ged"], rel=1e-6)
+    assert torch.cat(unbiased).mean().item() == pytest.approx(best["val_ged_unbiased"], rel=1e-5)
 
 
 def test_the_card_prepares_raw_images(tiny_run):

@@ -15,9 +15,23 @@ Row = Mapping[str, float]
 
 
 def best_row(history: Sequence[Row]) -> Row | None:
-    """The epoch whose weights are the best, the first with the smallest validation GED; ``None`` if none has any."""
-    scored = [row for row in history if math.isfinite(row.get("val_ged", math.nan))]
-    return min(scored, key=lambda row: row["val_ged"], default=None)
+    """The epoch whose weights are the best, the first with the smallest :func:`selected_by`; ``None`` if none has any.
+
+    >>> best_row([{"epoch": 1, "val_ged": 0.3}, {"epoch": 2, "val_ged": 0.2}, {"epoch": 3}])
+    {'epoch': 2, 'val_ged': 0.2}
+    """
+    column = selected_by(history)
+    scored = [row for row in history if math.isfinite(row.get(column, math.nan))]
+    return min(scored, key=lambda row: row[column], default=None)
+
+
+def selected_by(history: Sequence[Row]) -> str:
+    """The column by which epochs are compared, ``val_ged_unbiased``; ``val_ged`` in runs of 0.1.
+
+    Those were selected by it, and have no column ``val_masks``. A run that goes on keeps what it began with.
+    """
+    validated = [row for row in history if "val_ged" in row or "val_masks" in row]
+    return "val_ged_unbiased" if all("val_masks" in row for row in validated) else "val_ged"
 
 
 def written(history: Sequence[Row]) -> str:

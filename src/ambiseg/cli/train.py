@@ -128,6 +128,8 @@ def outcome(history: Sequence[Mapping[str, float]], check_every: int, eval_size:
 
     >>> outcome([{"epoch": 1, "val_ged": 0.5}, {"epoch": 2, "val_ged": 0.25}], 1, 64)
     'best epoch 2: validation GED 0.2500 (of the middle 64×64 pixels of each image)'
+    >>> outcome([{"epoch": 1, "val_ged": 0.5, "val_ged_unbiased": 0.45, "val_masks": 16}], 1, None)
+    'best epoch 1: validation GED 0.5000, unbiased 0.4500'
     >>> outcome([{"epoch": 1}, {"epoch": 2}], 5, None)
     'no validation ran in 2 epochs (trainer.check_every is 5): the best weights are the last ones'
     """
@@ -137,7 +139,9 @@ def outcome(history: Sequence[Mapping[str, float]], check_every: int, eval_size:
     if best is not None:
         sides = [eval_size] * 2 if isinstance(eval_size, int) else eval_size
         where = f" (of the middle {sides[0]}×{sides[1]} pixels of each image)" if sides else ""
-        return f"best epoch {best['epoch']:.0f}: validation GED {best['val_ged']:.4f}{where}"
+        scores = {"GED": best.get("val_ged"), "unbiased": best.get("val_ged_unbiased")}
+        said = ", ".join(f"{name} {score:.4f}" for name, score in scores.items() if score is not None)
+        return f"best epoch {best['epoch']:.0f}: validation {said}{where}"
     why = f"no validation ran in {count(len(history), 'epoch')} (trainer.check_every is {check_every})"
     if len(history) >= check_every:
         why = "validation gave no GED: no image of the validation part has a value"

@@ -18,7 +18,7 @@ from ambiseg.evaluation.modes import ModeScores, score_modes
 from ambiseg.evaluation.results import METRICS, CaseScores, Number
 from ambiseg.masks import MaskDistribution, exact
 from ambiseg.methods.base import Predictive, Stratified
-from ambiseg.methods.drawing import Drawing, draw, settings_of
+from ambiseg.methods.drawing import Drawing, bias, draw, settings_of
 from ambiseg.metrics import (
     PROTOCOLS,
     ReliabilityCurve,
@@ -186,28 +186,6 @@ def _compare(
     }
     columns = zip(*(values[metric].tolist() for metric in METRICS), strict=True)
     return [(dict(zip(METRICS, row, strict=True)), curve) for row, curve in zip(columns, curves, strict=True)]
-
-
-def bias(masks: MaskDistribution, diversity: Tensor) -> Tensor:
-    """Expected excess of the GED of these masks, because each is compared with itself too, ``[B]``.
-
-    Independent draws of weights w:  D · Σw² / (1 − Σw²),  which is D / (N − 1) when they are equal.
-    S draws from each of K strata of shares π (the compact form):  Σ_k π_k² D_k / (S − 1),  because pairs of
-    different strata have no bias. ``diversity`` is D ``[B]`` of all masks, or D_k ``[B, K]`` of those of each stratum.
-    nan where there is only one draw.
-    """
-    weights = exact(masks.mass)
-    if diversity.ndim == 1:
-        weights = weights / weights.sum(1, keepdim=True)
-        squares = weights.square().sum(1)
-        return diversity * squares / (1 - squares)
-    B, K = diversity.shape
-    S = masks.count // K
-    if S < 2:
-        return weights.new_full((B,), torch.nan)
-    share = weights.view(B, K, S).sum(2)
-    share = share / share.sum(1, keepdim=True)
-    return torch.where(share > 0, share.square() * diversity, 0).sum(1) / (S - 1)
 
 
 def marked(masks: MaskDistribution, evaluated: Sequence[int]) -> Tensor:

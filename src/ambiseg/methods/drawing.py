@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import torch
+from torch import Tensor
 
-from ambiseg.masks import MaskDistribution
+from ambiseg.masks import MaskDistribution, exact
 from ambiseg.methods.base import Noise, Predictive, Stratified
+from ambiseg.metrics import Comparison
 
 Form: TypeAlias = Literal["standard", "compact"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -62,3 +64,30 @@ def draw(predictive: Predictive, form: str, samples: int, generator: torch.Gener
     masks = predictive.render(draw_noise(predictive, form, samples, generator))
     strata = predictive.weights.shape[1] if form == "compact" and isinstance(predictive, Stratified) else 1
     return Drawing(masks, strata)
+
+
+def unbiased_ged(pair: Comparison, strata: int) -> Tensor:
+    """GED without the :func:`bias` of masks from so many strata, ``[B]``: on average that of infinitely many masks."""
+    return pair.ged() - bias(pair.pred, pair.diversity(strata))
+
+
+def bias(masks: MaskDistribution, diversity: Tensor) -> Tensor:
+    """Expected excess of the GED of these masks, because each is compared with itself too, ``[B]``.
+
+    Independent draws of weights w:  D · Σw² / (1 − Σw²),  which is D / (N − 1) when they are equal.
+    S draws from each of K strata of shares π (the compact form):  Σ_k π_k² D_k / (S − 1),  because pairs of
+    different strata have no bias. ``diversity`` is D ``[B]`` of all masks, or D_k ``[B, K]`` of those of each stratum.
+    nan where there is only one draw.
+    """
+    weights = exact(masks.mass)
+    if diversity.ndim == 1:
+        weights = weights / weights.sum(1, keepdim=True)
+        squares = weights.square().sum(1)
+        return diversity * squares / (1 - squares)
+    B, K = diversity.shape
+    S = masks.count // K
+    if S < 2:
+        return weights.new_full((B,), torch.nan)
+    share = weights.view(B, K, S).sum(2)
+    share = share / share.sum(1, keepdim=True)
+    return torch.where(share > 0, share.square() * diversity, 0).sum(1) / (S - 1)

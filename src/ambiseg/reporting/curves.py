@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ambiseg.history import best_row
+from ambiseg.history import best_row, selected_by
 from ambiseg.viz.colours import INK, OTHERS, SERIES, SOFT
 
 if TYPE_CHECKING:
@@ -37,15 +37,15 @@ class Columns:
 def columns(history: History, scheduled: Container[str]) -> Columns:
     """Tell columns apart by their names.
 
-    ``epoch`` and ``step`` count, ``val_…`` are scores on the validation images, ``lr…`` and the settings of the method
-    that may be ``scheduled`` are schedules, and every other column is a term of the loss.
+    ``epoch``, ``step`` and ``val_masks`` count, other ``val_…`` are scores on the validation images, ``lr…`` and the
+    settings of the method that may be ``scheduled`` are schedules, and every other column is a term of the loss.
 
     >>> columns([{"epoch": 1, "lr": 0.1, "tau": 2, "loss": 3, "kl": math.nan, "val_ged": 4}], {"tau"})
     Columns(losses=['loss'], scores=['val_ged'], schedules=['lr', 'tau'])
     """
     found = Columns([], [], [])
     for key in dict.fromkeys(key for row in history for key in row):
-        if key in ("epoch", "step") or not any(math.isfinite(row.get(key, math.nan)) for row in history):
+        if key in ("epoch", "step", "val_masks") or not any(math.isfinite(row.get(key, math.nan)) for row in history):
             continue
         moves = key == "lr" or key.startswith("lr_") or key in scheduled
         kind = found.scores if key.startswith("val_") else found.schedules if moves else found.losses
@@ -93,9 +93,18 @@ def changes(history: History, scheduled: Iterable[str]) -> list[Change]:
 
 
 def best_epoch(history: History) -> int | None:
-    """The epoch whose weights were kept: the first with the smallest validation GED."""
+    """The epoch whose weights were kept, see :func:`ambiseg.history.best_row`."""
     best = best_row(history)
     return None if best is None else int(best["epoch"])
+
+
+def best_by(history: History) -> str:
+    """The score that it has the smallest value of.
+
+    >>> best_by([{"epoch": 1, "val_ged": 0.2}])
+    'GED'
+    """
+    return {"val_ged": "GED", "val_ged_unbiased": "unbiased GED"}[selected_by(history)]
 
 
 def curves(figure: Figure, history: History, keys: Sequence[str], label: str, changes: Sequence[Change] = ()) -> None:

@@ -65,6 +65,7 @@ def page(run: Run, evaluation: Evaluation, gallery: Gallery | None, folder: Path
         settings=configuration.dump(run.config),
         history=history,
         best_epoch=curves.best_epoch(history),
+        best_by=curves.best_by(history),
         unvalidated=_unvalidated(run),
         changes=(moved := curves.changes(history, _scheduled(run))),
         meanings=_meanings(run, moved),

@@ -40,7 +40,8 @@ class Checkpoints(Checkpoint):
     def _beside(self, module: TrainingModule, cost: Cost) -> Beside:
         row = module.history[-1]
         about = {"epoch": str(int(row["epoch"]))}
-        about |= {"val_ged": f"{row['val_ged']:.6g}"} if math.isfinite(row.get("val_ged", math.nan)) else {}
+        scores = {name: row.get(name, math.nan) for name in ("val_ged", "val_ged_unbiased")}
+        about |= {name: f"{value:.6g}" for name, value in scores.items() if math.isfinite(value)}
         better = best_row(module.history) in (None, row)  # None: not validated yet
         best = better or not (self.folder / "best.ckpt").exists()
 
@@ -74,6 +75,12 @@ def score(value: float) -> str:
     return f"{value:.4f}" if math.isfinite(value) else "none (no image has a value)"
 
 
+def _validated(row: Mapping[str, float]) -> str:
+    """GED of an epoch, and the estimate by which the best is chosen: ``0.1234, unbiased 0.1021``."""
+    unbiased = row.get("val_ged_unbiased", math.nan)
+    return score(row["val_ged"]) + (f", unbiased {unbiased:.4f}" if math.isfinite(unbiased) else "")
+
+
 def terms_of(row: Mapping[str, float], scheduled: Collection[str] = ()) -> list[str]:
     """The terms of the loss among the columns of an epoch: all that are not counted, scheduled or validated."""
     known = {"epoch", "step", "lr", "loss", *scheduled}
@@ -98,7 +105,7 @@ class EpochLines(Checkpoint):
         text = f"epoch {int(row['epoch']):{width}d}/{self.epochs}  loss {row['loss']:.4f}"
         text += "".join(f"  {name} {row[name]:.4f}" for name in terms_of(row, moving))
         text += "".join(f"  {name} {row[name]:.3g}" for name in moving)
-        text += f"  val GED {score(row['val_ged'])}" if "val_ged" in row else ""
+        text += f"  val GED {_validated(row)}" if "val_ged" in row else ""
         say(f"{text}  {time.monotonic() - self._started:.0f} s")
 
 
@@ -125,5 +132,5 @@ class ProgressBar(RichProgressBar):
         shown |= {name: f"{means[name]:.3f}" for name in terms_of(means)}
         shown |= {name: f"{value:.3g}" for name, value in pl_module.scheduled().items()}
         if pl_module.history and "val_ged" in (row := pl_module.history[-1]):
-            shown["val GED"] = score(row["val_ged"])
+            shown["val GED"] = _validated(row)
         return shown

@@ -14,12 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ambiseg.config import Config, OptimizerConfig
 from ambiseg.data.loader import Batch, seed_of
-from ambiseg.methods.base import Method
+from ambiseg.methods.base import Method, Stratified
+from ambiseg.methods.drawing import draw, unbiased_ged
 from ambiseg.methods.schedules import Plateau
 from ambiseg.metrics import compare
 from ambiseg.transport import NotFiniteError
 
-_SCORES = ("val_ged", "val_ged_unbiased", "val_matched_iou")
+_SCORES = ("val_ged", "val_ged_unbiased", "val_masks", "val_matched_iou")
 
 
 class NonFiniteLoss(RuntimeError):
@@ -235,12 +236,17 @@ class TrainingModule(LightningModule):
         # The same draws at every epoch, so that epochs differ by their weights alone.
         seed = seed_of(self.config.seed, "validation", batch.names[0])
         generator = torch.Generator(self.device).manual_seed(seed)
-        how = self.config.evaluation
-        drawn = self.chosen.predict_whole(batch.images).sample(how.samples, generator)
-        pair = compare(drawn, batch.annotations, self.evaluated, how.protocol)
+        how, predictive = self.config.evaluation, self.chosen.predict_whole(batch.images)
+        pair = compare(predictive.sample(how.samples, generator), batch.annotations, self.evaluated, how.protocol)
         self._scores["val_ged"].append(pair.ged())
-        self._scores["val_ged_unbiased"].append(pair.ged(unbiased=True))
         self._scores["val_matched_iou"].append(pair.matched_iou())
+        strata = 1
+        if isinstance(predictive, Stratified):  # as many from every stratum: what is left to chance is within them
+            least = 2 * predictive.weights.shape[1]
+            drawn, strata = draw(predictive, "compact", max(how.samples, least), generator)
+            pair = compare(drawn, batch.annotations, self.evaluated, how.protocol)
+        self._scores["val_ged_unbiased"].append(unbiased_ged(pair, strata))
+        self._scores["val_masks"].append(pair.iou.new_full((len(pair.pred),), pair.pred.count))
 
     def _validated(self) -> dict[str, float]:
         """Means over the images of all processes.
