@@ -173,6 +173,7 @@ def test_a_file_that_cannot_be_written_is_named_before_anything_is_done(tmp_path
         ["train", "demo"],
         ["report", "demo"],
         ["evaluate", "demo"],
+        ["compare", "demo"],
         ["data", "export", "shapes", "--out", "e"],
     ):
         assert main([*command, "--json", "nowhere/found.json"]) == 2

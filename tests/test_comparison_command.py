@@ -133,6 +133,7 @@ def test_a_run_with_itself_differs_by_exactly_nothing(runs, tmp_path, capsys, fo
     printed = capsys.readouterr().out
     assert "0.000 [0.000, 0.000]" in printed
     assert "better" not in printed.replace("is better", "")
+    assert "…" not in printed  # nothing is cut off, however narrow the terminal is
     same = Comparison.load(tmp_path / "out" / "comparison.json")
     assert [one.name for one in same.methods] == [run, f"{run} (2)"]
     for score in same.scores:

@@ -13,6 +13,7 @@ from ambiseg.cli.options import SAMPLES, SYMMETRIES, add_json, add_limit, check_
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from ambiseg.comparison.record import Comparison
 
@@ -67,6 +68,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
 
 
 _SETTINGS = 32  # numbers of samples at a time, as of evaluate
+_WIDEST = 1000  # characters of a table
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -103,7 +105,6 @@ def show(found: Comparison, console: Console) -> None:
         MARK,
         about,
         cost_rows,
-        head_of,
         main_metrics,
         notes,
         rows_of,
@@ -112,11 +113,24 @@ def show(found: Comparison, console: Console) -> None:
 
     console.print(about(found), style="bold", soft_wrap=True)
     console.print()
+    several = any(one.seeds > 1 for one in found.methods)
     for metric in main_metrics(found):
         console.print(title_of(metric, found.annotator), style="bold")
-        rows = [[*row[:-1], f"{MARK} {row[-1]}" if row[-1] else ""] for row in rows_of(found, metric)]
-        console.print(table(head_of(found), rows, left=(0, 1)), "", soft_wrap=True)
+        rows = [
+            [name, f"{form} {masks}", *([seeds] if several else []), value, change, f"{MARK} {mark}" if mark else ""]
+            for name, form, masks, seeds, value, change, mark in rows_of(found, metric)
+        ]
+        head = ["", "masks", *(["seeds"] if several else []), "mean [95 % interval]", "difference", ""]
+        _print(table(head, rows, left=(0, 1)), console)
     console.print("cost", style="bold")
-    console.print(table(COST_HEAD, cost_rows(found.methods), left=(0, 1)), "", soft_wrap=True)
+    _print(table(("", *COST_HEAD[1:]), cost_rows(found.methods), left=(0, 1)), console)
     for line in notes(found):
         console.print(line, style="dim", soft_wrap=True)
+
+
+def _print(made: Table, console: Console) -> None:
+    """A table as wide as it is: a terminal that is narrower breaks its lines, and no number is left out."""
+    width, console.width = console.width, _WIDEST
+    console.print(made, crop=False)
+    console.width = width
+    console.print()

@@ -9,10 +9,10 @@ from ambiseg.comparison.record import CaseRow, Comparison
 from ambiseg.comparison.views import Gallery
 from ambiseg.comparison.writing import (
     COST_HEAD,
+    HEAD,
     TERMS,
     about,
     cost_rows,
-    head_of,
     main_metrics,
     notes,
     rows_of,
@@ -55,7 +55,7 @@ def page(comparison: Comparison, evaluation: Evaluation, gallery: Gallery | None
         annotator=evaluation.annotator,
         names=names,
         pair=pair,
-        head=head_of(comparison),
+        head=HEAD,
         terms={metric: TERMS[metric].worded(annotator=comparison.annotator) for metric in comparison.metrics},
         titles={metric: title_of(metric, comparison.annotator) for metric in comparison.metrics},
         tables={metric: rows_of(comparison, metric) for metric in comparison.metrics},

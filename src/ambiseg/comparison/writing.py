@@ -20,7 +20,7 @@ TERMS: dict[str, Metric] = {
 }
 DIRECTION = {"ged": -1, "ged_unbiased": -1, "ged_unbiased_both": -1, "matched_iou": 1, "ece": -1}
 """Whether more (1) or less (-1) of a metric is better; the others have a best value in between."""
-MARK = "*"
+MARK, OTHER = "*", "†"
 MAIN = ("ged", "ged_unbiased", "matched_iou", "ece")
 """What is shown first, unless other metrics were asked for."""
 
@@ -71,18 +71,13 @@ def rows_of(comparison: Comparison, metric: str) -> list[list[str]]:
         own = score.method == comparison.baseline
         change = "baseline" if own else value_text(score.difference, metric, sign=True)
         if not own and score.against not in (None, score.form):
-            change += f", to {score.against}"
+            change += f" {OTHER}"
         cells = [score.method, score.form, str(score.masks), str(seeds[score.method])]
         rows.append([*cells, value_text(score.value, metric), change, verdict(score)])
     return rows
 
 
-HEAD = ("method", "form", "masks", "seeds", "mean [95 % interval]")
-
-
-def head_of(comparison: Comparison) -> list[str]:
-    """The titles of these columns."""
-    return [*HEAD, f"difference to {comparison.baseline}", ""]
+HEAD = ("method", "form", "masks", "seeds", "mean [95 % interval]", "difference to the baseline", "")
 
 
 COST_HEAD = ("method", "kind", "parameters", "training, CPU min", "16 masks, CPU s", "in passes of the baseline")
@@ -130,7 +125,8 @@ def notes(comparison: Comparison) -> list[str]:
     several = any(one.seeds > 1 for one in comparison.methods)
     drawn = f"whole {unit}s are drawn" + (" and, for methods of several seeds, seeds" if several else "")
     found = [
-        f"Intervals are of 95 %: {drawn}. Differences are of the same images. {MARK}: the interval excludes 0.",
+        f"Differences are to {comparison.baseline}, of the same images.",
+        f"Intervals are of 95 %: {drawn}. {MARK}: the interval excludes 0.",
     ]
     alone = [one.name for one in comparison.methods if one.seeds == 1]
     if alone:
@@ -143,7 +139,7 @@ def notes(comparison: Comparison) -> list[str]:
     if "ece" in comparison.metrics:
         found.append("ECE is of all pixels together: its difference is that of two such values, without an interval.")
     if any(score.against not in (None, score.form) for score in comparison.scores):
-        found.append("Where the baseline has no compact form, compact is compared with its standard form.")
+        found.append(f"{OTHER}: the baseline has no compact form; this is the difference to its standard form.")
     return found
 
 
@@ -155,7 +151,7 @@ def to_markdown(comparison: Comparison) -> str:
     parts = ["# Comparison", _md(about(comparison))]
     for metric in comparison.metrics:
         rows = [[*row[:-1], f"\\{MARK} {row[-1]}" if row[-1] else ""] for row in rows_of(comparison, metric)]
-        parts += [f"## {_md(title_of(metric, comparison.annotator))}", _md_table(head_of(comparison), rows)]
+        parts += [f"## {_md(title_of(metric, comparison.annotator))}", _md_table(HEAD, rows)]
     parts += ["## Cost", _md_table(COST_HEAD, cost_rows(comparison.methods))]
     parts += ["\n".join(f"- {_md(line)}" for line in notes(comparison))]
     return "\n\n".join(parts) + "\n"
@@ -163,7 +159,7 @@ def to_markdown(comparison: Comparison) -> str:
 
 def _md_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Rows whose first cell is a name, and the others are ours."""
-    lines = [[_md(cell) for cell in head], ["---"] * len(head), *([_md(row[0]), *row[1:]] for row in rows)]
+    lines = [list(head), ["---"] * len(head), *([_md(row[0]), *row[1:]] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
