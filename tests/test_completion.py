@@ -18,10 +18,16 @@ from ambiseg.settings import keys
 from tests.tools import tool
 
 ASKED = {  # what is typed, the last word being completed -> what is offered
-    "ambiseg ": {"demo", "train", "ensemble", "evaluate", "predict", "report", "methods", "data", "completion"},
+    "ambiseg ": {
+        *("demo", "train", "ensemble", "evaluate", "compare", "predict", "report", "study", "methods", "data"),
+        "completion",
+    },
     "ambiseg ev": {"evaluate"},
     "ambiseg train au": {"auto"},
     "ambiseg train lidc-": {"lidc-light", "lidc-one-label"},
+    "ambiseg study abl": {"ablation"},
+    "ambiseg study ablation --base lidc-": {"lidc-light", "lidc-one-label"},
+    "ambiseg study ablation --trainer.epo": {"--trainer.epochs"},
     "ambiseg train demo --trainer.epo": {"--trainer.epochs"},
     "ambiseg demo --optimizer.l": {"--optimizer.lr"},
     "ambiseg train demo --data.name s": {"shapes", "store"},

@@ -19,6 +19,7 @@
 - :mod:`ambiseg.training`    ``train``; :mod:`ambiseg.evaluation` ``evaluate``; :mod:`ambiseg.prediction` ``predict``
 - :mod:`ambiseg.reporting`   ``report``, the page of a run
 - :mod:`ambiseg.comparison`  ``compare``, methods on the same images
+- :mod:`ambiseg.studies`     ``study``, tables of papers on any data
 - :mod:`ambiseg.cli`         the ``ambiseg`` command
 
 Everything is imported when it is first used: PyTorch alone takes over a second, and ``ambiseg --help`` needs none.
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from ambiseg.prediction import predict
     from ambiseg.reporting import report
     from ambiseg.runs import Run, TrainedModel, load
+    from ambiseg.studies import study
     from ambiseg.training import train
 
 __version__ = "0.2.0.dev0"
@@ -87,6 +89,7 @@ _NAMES = {
     "prediction": ("predict",),
     "reporting": ("report",),
     "runs": ("Run", "TrainedModel", "load"),
+    "studies": ("study",),
     "training": ("train",),
 }  # fmt: skip
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
@@ -99,7 +102,7 @@ __all__ = [  # noqa: RUF022 - names first, then modules
     "METHODS", "PROTOCOLS", "Config", "Evaluation", "MaskDistribution", "Method", "MoSE", "Plan", "Predictive", "Run",
     "Stratified", "TrainedModel", "bootstrap", "compare", "ece", "ensemble", "evaluate", "evaluate_files", "ged",
     "load", "load_official", "matched_iou", "pairwise_iou", "pixel_entropy", "plan", "predict", "reliability_curve",
-    "report", "sample_diversity", "train", "config", "data", "evaluation", "io", "masks", "methods", "metrics",
+    "report", "sample_diversity", "study", "train", "config", "data", "evaluation", "io", "masks", "methods", "metrics",
     "nn", "overlap", "prediction", "regions", "runs", "training", "transport",
 ]  # fmt: skip
 

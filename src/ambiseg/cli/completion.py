@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ambiseg._util.shipped import shipped
 from ambiseg.cli.options import known_settings
 from ambiseg.cli.train import AUTO
 
@@ -20,7 +21,18 @@ SHELLS = {
     "fish": "ambiseg completion fish > ~/.config/fish/completions/ambiseg.fish     once",
 }
 EXAMPLES = "\n".join(["how to use it:", *(f"  {line}" for line in SHELLS.values())])
-_FILES = {"FILE", "DIR", "PATH", "RUN", "IMAGE", "SOURCE", "RECIPE", "DATA"}  # metavars that are files or folders
+_FILES = {
+    "FILE",
+    "DIR",
+    "PATH",
+    "RUN",
+    "IMAGE",
+    "SOURCE",
+    "RECIPE",
+    "DATA",
+    "STUDY",
+    "ROOT",
+}  # metavars that are files or folders
 
 
 def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
@@ -92,13 +104,20 @@ def _named(argument: str) -> tuple[str, ...]:
     """What can be named for an option or an argument that takes other words as well."""
     known = known_settings()
     return {
-        "RECIPE": (AUTO, *(path.stem for path in sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml")))),
-        "RUN": ("demo",),
+        "RECIPE": (AUTO, *_stems("recipes")),
+        "--base": (AUTO, *_stems("recipes")),
+        "STUDY": _stems("studies/tables"),
+        "RUN": tuple(shipped()),
         "DATA": tuple(known["data.name"]),
         "--protocol": tuple(known["evaluation.protocol"]),
         "--device": ("cpu", "cuda", "mps"),
         "--split": ("train", "val", "test"),
     }.get(argument, ())
+
+
+def _stems(folder: str) -> tuple[str, ...]:
+    """Names of the YAML files in a folder of the package."""
+    return tuple(path.stem for path in sorted((Path(__file__).parents[1] / folder).glob("*.yaml")))
 
 
 # -- bash and zsh ------------------------------------------------------------------------------------------------------

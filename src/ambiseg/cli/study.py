@@ -71,7 +71,7 @@ def _study(arguments: argparse.Namespace) -> int:
         return _listed(arguments)
     require("train")
     from ambiseg.studies.members import typed
-    from ambiseg.studies.study import Study
+    from ambiseg.studies.experiment import Study
 
     options = {name: getattr(arguments, name) for name in ("scale", "seeds", "out", "base", "minutes", "split")}
     study = Study(arguments.name, arguments.data, settings=typed(arguments.settings_given), **options)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ambiseg.studies.study import Study
+    from ambiseg.studies.experiment import Study
 
 __all__ = ["study"]
 
@@ -55,7 +55,7 @@ def study(
         run: ``False`` only reads what is there.
         quiet: print nothing.
     """
-    from ambiseg.studies.study import Study
+    from ambiseg.studies.experiment import Study
 
     found = Study(
         name, data, scale=scale, seeds=seeds, out=out, settings=settings, base=base, minutes=minutes, split=split

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -250,4 +250,18 @@ def find(name: str | os.PathLike[str]) -> tuple[str, Definition]:
     if path.stem in RESERVED or _NAME.fullmatch(path.stem) is None:
         expected = f"a name of letters, digits and . _ = -, and not one of {', '.join(RESERVED)}"
         raise ConfigError(f"{path}: expected {expected}, found {shown(path.stem)}")
-    return path.stem, validate(Definition, read_yaml(path), prefix=f"{path}: ")
+    return path.stem, validate(Definition, _checked(read_yaml(path), path), prefix=f"{path}: ")
+
+
+def _checked(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The content of a file, whose tables of tables are checked one by one, so that a message names the right one."""
+    for key, kind in (("base", Base), ("members", MemberDefinition)):
+        if isinstance(content.get(key), Mapping):
+            content[key] = {name: {} if one is None else one for name, one in content[key].items()}
+            for name, one in content[key].items():
+                if isinstance(one, Mapping):
+                    validate(kind, one, prefix=f"{path}: {key}.{shown(name)[:80]}.".replace("'", ""))
+    for i, row in enumerate(content["paper"] if isinstance(content.get("paper"), list) else (), 1):
+        if isinstance(row, Mapping):
+            validate(PaperRow, row, prefix=f"{path}: paper, row {i}: ")
+    return content

@@ -37,7 +37,7 @@ from ambiseg.viz.page import render, safe
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ambiseg.studies.study import Study
+    from ambiseg.studies.experiment import Study
 
 _MEANINGS = {
     "modes_found": "modes that some stratum draws more often than any other mode",
@@ -116,12 +116,13 @@ def _cells(definition: Definition, row: Row, papers: Sequence[Column]) -> dict[s
         "status": row.status,
         "failed": row.failed,
         "reference": row.reference,
+        "empty": definition.train and not row.form,
         "seeds": seeds_text(row),
         "epochs": "–" if row.epochs is None else row.epochs,
         "minutes": minutes_text(row),
         "cells": cells,
         "difference": "reference" if row.reference else gap(change, first.metric),
-        "clear": change is not None and change.excludes_zero,
+        "sure": change is not None and change.excludes_zero,
         "paper": [paper_cell(row.paper.get(one), one.metric) for one in papers],
         "sources": ", ".join(row.sources),
     }
@@ -196,14 +197,18 @@ def _draw(figure: Figure, definition: Definition, lines: Sequence[Line]) -> None
     plot = definition.plot
     assert plot is not None
     axes = figure.add_subplot()
-    for place, (form, points) in enumerate(lines):
-        colour, xs = SERIES[place % len(SERIES)], [x for x, *_ in points]
-        axes.plot(xs, [mean for _, mean, *_ in points], "o-", color=colour, label=form, zorder=3)
-        for x, _, low, high in points:
+    logarithmic = plot.logarithmic and min(x for _, points in lines for x, *_ in points) > 0
+    for place, (form, exact) in enumerate(lines):
+        shift = 0.015 * (place - (len(lines) - 1) / 2)  # side by side, so that intervals do not hide each other
+        wide = max(x for x, *_ in exact) - min(x for x, *_ in exact)
+        colour, xs = SERIES[place % len(SERIES)], [x for x, *_ in exact]
+        xs = [x * (1 + 2 * shift) if logarithmic else x + shift * wide for x in xs]
+        axes.plot(xs, [mean for _, mean, *_ in exact], "o-", color=colour, label=form, zorder=3)
+        for x, (_, _, low, high) in zip(xs, exact, strict=True):
             if low is not None and high is not None:
                 axes.vlines(x, low, high, color=colour, linewidth=1.2, zorder=2)
     ticks = sorted({x for _, points in lines for x, *_ in points})
-    if plot.logarithmic and min(ticks) > 0:
+    if logarithmic:
         axes.set_xscale("log")
     axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
     axes.set_xticks([], minor=True)
@@ -231,7 +236,7 @@ def _facts(study: Study, trials: Sequence[Trial], evaluation: Evaluation | None)
         found.append(("scored", f"{_ours(evaluation)}{region}; {WHICH} weights, protocol {evaluation.protocol}"))
     if runs:
         found += [("data", runs[0].card.title), ("split", f"{runs[0].split} (fingerprint {runs[0].split.fingerprint})")]
-        found.append(("seeds", "of weights and of the masks drawn in training; the split is the same for all"))
+        found.append(("seeds", "of weights and of draws in training; split, order and augmentation are the same"))
         found.append(("precision", _distinct([run.precision for run in runs])))
         costs = [run.cost for run in runs if run.cost is not None]
         found.append(

@@ -252,13 +252,14 @@ def _status(definition: Definition, member: Member | None, trials: Sequence[Tria
     open_ = [trial for trial in trials if trial.state not in ("done", "failed")]
     if not done and not failed and all(trial.state == "missing" for trial in open_):
         return "not run yet", False
-    parts = [f"seed {trial.seed} failed: {trial.reason}" for trial in failed]
-    if open_:
-        words = {"begun": "in training", "trained": "not scored yet", "missing": "not run yet"}
-        for state, text in words.items():
-            seeds = [str(trial.seed) for trial in open_ if trial.state == state]
-            if seeds:
-                parts.append(f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(seeds)} {text}")
+    groups: dict[str, list[str]] = {}
+    for trial in failed:
+        groups.setdefault(f"failed: {trial.reason}", []).append(str(trial.seed))
+    for state, text in {"begun": "in training", "trained": "not scored yet", "missing": "not run yet"}.items():
+        for trial in open_:
+            if trial.state == state:
+                groups.setdefault(text, []).append(str(trial.seed))
+    parts = [f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(seeds)} {text}" for text, seeds in groups.items()]
     return "; ".join(parts), bool(failed)
 
 

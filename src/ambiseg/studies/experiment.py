@@ -227,9 +227,9 @@ class Study:
 
     def commands(self) -> list[str]:
         """One command per member, to be run in any order, anywhere that sees the data and the folder."""
-        return [f"{self.command(name)}" for name in self.definition.rows]
+        return [self.command(name, program()) for name in self.definition.rows]
 
-    def command(self, only: str | None = None) -> str:
+    def command(self, only: str | None = None, program: str = "ambiseg") -> str:
         """The command of this study, or of one member."""
         words = ["study", self.asked, *(["--data", self.data] if self.data is not None else [])]
         words += ["--scale", self.scale] if self.scale != "small" else []
@@ -241,7 +241,7 @@ class Study:
         for key, value in self.typed.items():
             words += [f"--{key}", inline(value)]
         words += ["--only", only] if only is not None else []
-        return f"{program()} {shlex.join(words)}"
+        return f"{program} {shlex.join(words)}"
 
     # -- results -------------------------------------------------------------------------------------------------------
 
