@@ -222,6 +222,10 @@ def test_what_cannot_be_compared_is_one_line(runs, tmp_path, capsys, monkeypatch
     assert "expected part 'train2', found" in refused(capsys, a, "--split", "train2", *out)
     (tmp_path / "file").write_text("")
     assert "expected a folder to write into, found a file" in refused(capsys, a, "--out", str(tmp_path / "file"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "index.html").write_text("somebody's own")
+    assert "found other files in it" in refused(capsys, a, "--out", str(tmp_path / "mine"))
+    assert refused(capsys, a, "--json", "x.json", "--out", "x.json").startswith("--json: expected another name than")
     assert "expected each name once" in refused(capsys, f"x={a}", f"x={runs / 's1'}", "--samples", "4", *out)
     assert refused(capsys, a, "--json", str(tmp_path / "no" / "x.json")).count("expected a folder to write into") == 1
     assert not (tmp_path / "out").exists()

@@ -73,6 +73,8 @@ _WIDEST = 1000  # characters of a table
 
 def _compare(arguments: argparse.Namespace) -> int:
     check_json(arguments)
+    if arguments.json is not None and Path(arguments.json).absolute() == Path(arguments.out).absolute():
+        raise ConfigError(f"--json: expected another name than that of --out, found {arguments.json}")
     if len(arguments.samples) > _SETTINGS:
         raise ConfigError(f"--samples: expected at most {_SETTINGS} numbers, found {len(arguments.samples)}")
     from ambiseg.comparison import compare

@@ -43,7 +43,7 @@ def compare(
         split: a part of the runs' split.
         samples: numbers of masks per image.
         metrics: some of :data:`ambiseg.evaluation.results.METRICS`; ``None``: all.
-        out: the folder to write into.
+        out: the folder to write into: a new one, or one that a comparison is in.
         cases: how many cases have pictures; 0 needs no data where everything is evaluated.
         which: ``best`` or ``last`` weights.
         symmetries: 2, 4 or 8: predictions are averaged over as many flips and quarter turns.
@@ -53,7 +53,7 @@ def compare(
     """
     from ambiseg._util.errors import ConfigError
     from ambiseg._util.extras import require
-    from ambiseg._util.files import made, write_text
+    from ambiseg._util.files import contents, made, write_text
     from ambiseg._util.progress import reporting
 
     require("train", "report")
@@ -72,6 +72,9 @@ def compare(
         raise ConfigError("compare: expected at least one run, found none")
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder}: expected a folder to write into, found a file")
+    there = set(contents(folder))
+    if there - {"evaluations"} and "comparison.json" not in there:
+        raise ConfigError(f"{folder}: expected a new folder, or that of a comparison, found other files in it")
     if not samples or min(samples) < 1:
         raise ConfigError(f"samples: expected numbers of at least 1, found {', '.join(map(str, samples)) or 'none'}")
     wanted = list(dict.fromkeys(METRICS if metrics is None else metrics))
