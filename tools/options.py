@@ -54,6 +54,7 @@ BASES: dict[str, list[str]] = {  # arguments that make each command work, by its
     "compare": ["run", "--samples", "2", "--cases", "1", "--out", "new"],
     "predict": ["run", "image.png", "--out", "new"],
     "report": ["run", "--cases", "1"],
+    "study": ["sizes", "--out", "new"],
     "methods": [],
     "data list": [],
     "data check": ["folder"],

@@ -78,6 +78,9 @@ class MemberDefinition(Settings):
     title: str = Field(default="", max_length=200, description="in the table; empty: the member's name")
     settings: dict[Key, Any] = Field(default={}, description="what it changes of the base, by key")
     seeds: int | None = Field(default=None, ge=1, le=SEEDS, description="trainings; null: as of the study")
+    samples: list[Annotated[int, Field(ge=1, le=SAMPLES)]] | None = Field(
+        default=None, max_length=32, description="numbers of masks that are scored; null: those of the columns"
+    )
     note: str = Field(default="", max_length=2000, description="printed below the table")
 
 

@@ -74,7 +74,7 @@ class Study:
         self.base = self.definition.base[scale]  # type: ignore[index]
         self.minutes = self.base.minutes if minutes is None else minutes
         self.minutes_asked = minutes
-        self.store = Store(Path(out), split, self.definition.samples)
+        self.store = Store(Path(out), split)
         self.start: Start = start_of(self.base, self.data, self.recipe)
         self._next = 0.0
 
@@ -119,7 +119,8 @@ class Study:
             text = str(error)
             raise ConfigError(text if text.startswith(prefix) else f"{prefix}{text}") from None
         seeds = self.seeds or row.seeds or self.definition.seeds
-        return Member(name, row.title or name, row.note, config, seeds, start.recipe, settings)
+        samples = tuple(self.definition.samples if row.samples is None else row.samples)
+        return Member(name, row.title or name, row.note, config, seeds, start.recipe, settings, samples)
 
     def _planned(self, row: MemberDefinition, prepare: bool) -> Start | None:
         """The plan for the data and the method of a member as a recipe; ``None`` where there is none yet."""

@@ -49,6 +49,7 @@ class Member:
         config: what is trained.
         seeds: how many trainings are asked for.
         recipe, settings: what ``config`` is made of.
+        samples: numbers of masks per image that are scored.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Member:
     seeds: int
     recipe: str
     settings: Mapping[str, Any]
+    samples: tuple[int, ...] = ()
 
     @cached_property
     def fingerprint(self) -> str:

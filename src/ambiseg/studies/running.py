@@ -120,7 +120,7 @@ class Runner:
     def _command(self, trial: Trial) -> list[str]:
         """What comes next for a training."""
         if trial.state == "trained":
-            samples = map(str, self.store.wanted(trial.folder))
+            samples = map(str, self.store.wanted(trial.folder, trial.member.samples))
             accelerator = trial.member.config.trainer.accelerator
             device = [] if accelerator == "auto" else ["--device", accelerator]
             how = ["--split", self.store.split, "--which", WHICH, "--samples", *samples, *device]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -69,11 +70,10 @@ class Store:
     Args:
         out: the folder; it is made when something is written.
         split: the part of the data that is scored.
-        samples: numbers of masks that an evaluation must have.
     """
 
-    def __init__(self, out: Path, split: str, samples: list[int]) -> None:
-        self.out, self.split, self.samples = out, split, samples
+    def __init__(self, out: Path, split: str) -> None:
+        self.out, self.split = out, split
 
     def runs(self) -> dict[tuple[str, int], Path]:
         """Folders of runs, by fingerprint and seed."""
@@ -112,7 +112,7 @@ class Store:
             if keys := differing(run.config, member.config):
                 expected = f"{folder}: expected the settings of {member.name}, found another {', '.join(keys[:3])}"
                 return Trial(member, seed, folder, "failed", f"{expected}; move it away")
-            evaluation = self._evaluation(run)
+            evaluation = self._evaluation(run, member.samples)
             done = len(run.history) >= run.config.trainer.epochs and (folder / f"{WHICH}.safetensors").is_file()
             cost = _cost(run)
         except (DataError, OSError) as error:
@@ -123,28 +123,24 @@ class Store:
             return Trial(member, seed, folder, "failed", failed, cost=cost)
         return Trial(member, seed, folder, "trained" if done else "begun", cost=cost)
 
-    def _evaluation(self, run: Run) -> Evaluation | None:
+    def _evaluation(self, run: Run, samples: Sequence[int]) -> Evaluation | None:
         """The evaluation of a run, where it has the numbers of masks that are asked for."""
         path = evaluation_path(run, self.split)
         if not path.is_file():
             return None
         state = path.stat()
         found = _loaded(str(run.folder), self.split, state.st_mtime_ns, state.st_size)
-        if found is None or found.which != WHICH or found.symmetries != 1 or self.lacking(found):
+        if found is None or found.which != WHICH or found.symmetries != 1:
             return None
-        return found
+        return found if all(setting_of(found, "standard", n) is not None for n in samples) else None
 
-    def lacking(self, evaluation: Evaluation) -> list[int]:
-        """Numbers of masks that an evaluation does not have."""
-        return [n for n in self.samples if setting_of(evaluation, "standard", n) is None]
-
-    def wanted(self, folder: Path) -> list[int]:
+    def wanted(self, folder: Path, samples: Sequence[int]) -> list[int]:
         """Numbers of masks to score, those that another study has asked for included."""
         old = None
         with suppress(DataError, OSError):  # it is replaced
             old = saved_evaluation(Run(folder), self.split)
         kept = [one.samples for one in old.settings if one.form == "standard"] if old and old.which == WHICH else []
-        return sorted({*self.samples, *kept})
+        return sorted({*samples, *kept})
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
