@@ -161,8 +161,9 @@ def _check_file(place: str, found: Evaluation, rules: Rules) -> None:
         raise ConfigError(f"{place}: expected an evaluation of split {rules.split}, found {found.split}")
     for n in rules.samples:
         if setting_of(found, "standard", n) is None:
-            has = ", ".join(str(setting.samples) for setting in found.settings)
-            raise ConfigError(f"{place}: expected {n} masks per image as for the others, found {has}")
+            has = [str(setting.samples) for setting in found.settings if setting.form != "compact"]
+            expected = f"expected {n} masks per image as for the others, found {', '.join(has)}"
+            raise ConfigError(f"{place}: {expected}; --samples {' '.join(has)} compares at equal numbers")
 
 
 def _evaluated(
