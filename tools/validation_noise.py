@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--samples", type=int, default=16)
     arguments = parser.parse_args()
+    torch.set_num_threads(1)
     run, seeds, samples = open_run(arguments.run), arguments.seeds, arguments.samples
     data = DataModule(run.config.data, split=run.split)
     data.setup()

@@ -6,7 +6,7 @@
 ``split.json``         which case is in which part, with a fingerprint of the data
 ``metrics.csv``        one line per epoch
 ``cost.json``          CPU and wall time of the training so far
-``best.safetensors``   weights of the epoch with the smallest validation GED; of the last until one was validated
+``best.safetensors``   weights of the epoch with the smallest unbiased validation GED; the last until one has any
 ``last.safetensors``   weights of the last epoch
 ``best.ckpt``          the same with optimiser and schedules, to go on from
 ``last.ckpt``          what ``ambiseg train --resume`` takes up
@@ -27,7 +27,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -42,6 +41,8 @@ from ambiseg import history as metrics
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.files import Lock, atomic_folder, contents, made, write_text
 from ambiseg._util.reading import read_json, validated
+from ambiseg._util.shipped import shipped
+from ambiseg._util.text import did_you_mean
 from ambiseg._util.watch import ProcessLost
 from ambiseg.config import Config
 from ambiseg.costs import Cost
@@ -56,7 +57,6 @@ _FORMAT = "ambiseg.Run/1"
 _BEGUN = ("run.json", "split.json", "config.yaml")  # what is there before the first epoch is finished
 Which = Literal["best", "last"]
 _MOST = 1 << 16  # channels or classes
-SHIPPED = "demo"  # the model that comes with the package
 
 
 @dataclass(frozen=True)
@@ -357,7 +357,7 @@ def card_as_json(card: Card) -> dict[str, Any]:
 
 
 def load(run: str | os.PathLike[str], which: Which = "best", device: torch.device | str = "cpu") -> TrainedModel:
-    """A trained model: the folder of a run, or ``"demo"``, the small one that comes with the package.
+    """A trained model: the folder of a run, or the name of one that comes with the package, such as ``"demo"``.
 
     Its ``card`` says what its classes are and prepares raw images: ``model.predict(model.card.prepare(raw))``.
     """
@@ -365,14 +365,18 @@ def load(run: str | os.PathLike[str], which: Which = "best", device: torch.devic
 
 
 def is_shipped(run: str | os.PathLike[str]) -> bool:
-    """Whether a name means the model in the package, into whose folder nothing is written."""
-    return os.fspath(run) == SHIPPED and not Path(run).is_dir()
+    """Whether a name means a model in the package, into whose folder nothing is written."""
+    return os.fspath(run) in shipped() and not Path(run).is_dir()
 
 
 def open_run(run: str | os.PathLike[str]) -> Run:
-    """The folder of a run, or the shipped one by its name (a folder of that name goes first)."""
+    """The folder of a run, or a shipped one by its name (a folder of that name goes first)."""
     if is_shipped(run):
-        return Run(Path(str(resources.files("ambiseg") / "assets" / SHIPPED)))
+        return Run(shipped()[os.fspath(run)])
+    if not Path(run).exists() and (name := os.fspath(run)) == Path(run).name:  # no folder: perhaps a misspelt name
+        known = [*shipped()]
+        expected = f"the folder of a run, or a model of the package ({', '.join(known)})"
+        raise ConfigError(f"{name}: expected {expected}, found neither{did_you_mean(name, known)}")
     return Run(run)
 
 

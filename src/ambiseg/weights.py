@@ -18,9 +18,14 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 def write_weights(model: nn.Module, file: BinaryIO, about: Mapping[str, str]) -> None:
     """Weights and statistics as safetensors, with a few texts about them."""
+    write_state(model.state_dict(), file, about)
+
+
+def write_state(state: Mapping[str, Tensor], file: BinaryIO, about: Mapping[str, str]) -> None:
+    """The same for the tensors of a network by their names."""
     from safetensors.torch import save
 
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     content = memoryview(save(tensors, metadata={"format": _FORMAT, **about}))
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(bytes(content[8:end]))
@@ -34,7 +39,8 @@ def write_weights(model: nn.Module, file: BinaryIO, about: Mapping[str, str]) ->
 def read_weights(model: nn.Module, path: Path) -> None:
     """Into a model of the same configuration; a file of another one, a damaged one, and half a file are named.
 
-    Sizes are compared before anything is read, so that a file takes no more memory than the model.
+    Sizes are compared before anything is read, so that a file takes no more memory than the model. Weights in half
+    precision become a model in single precision.
     """
     from safetensors import SafetensorError, safe_open
 

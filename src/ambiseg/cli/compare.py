@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ambiseg._util import terminal
 from ambiseg._util.errors import ConfigError
+from ambiseg._util.shipped import in_words
 from ambiseg._util.tables import table
 from ambiseg.cli.options import SAMPLES, SYMMETRIES, add_json, add_limit, check_json, emit, path, whole, word
 
@@ -43,7 +44,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
         allow_abbrev=False,
     )
     compare.set_defaults(run=_compare)
-    runs = "the folder of a run, demo, or the JSON of an evaluation; NAME=RUN,RUN for several seeds of one method"
+    runs = f"the folder of a run, {in_words()}, or an evaluation's JSON; NAME=RUN,RUN for several seeds of one method"
     compare.add_argument("runs", nargs="+", type=path, metavar="RUN", help=runs)
     compare.add_argument("--baseline", type=path, metavar="RUN", help="what others are compared with (default: first)")
     part = "the part of the data (default: test)"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ambiseg._util import terminal
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.processes import first_process
+from ambiseg._util.shipped import in_words
 from ambiseg._util.text import some
 from ambiseg.cli.options import (
     BATCH,
@@ -70,9 +71,8 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
         formatter_class=formatter,
         allow_abbrev=False,
     )
-    made.add_argument(
-        "model", nargs="*", type=path, metavar="RUN", help="the folder of a run, or demo; several folds are pooled"
-    )
+    runs = f"the folder of a run, or {in_words()}; several folds are pooled"
+    made.add_argument("model", nargs="*", type=path, metavar="RUN", help=runs)
     part = (
         "train, val or test (default: test; for files: all); for files also RUN/split.json, whose test part is scored"
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ambiseg._util import terminal
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import Lock
+from ambiseg._util.shipped import in_words
 from ambiseg._util.text import printable
 from ambiseg.cli.options import (
     NODES,
@@ -82,7 +83,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     about: dict[str, Any] = {"description": DESCRIPTION, "epilog": EXAMPLES, "formatter_class": formatter}
     command = commands.add_parser("predict", help="write weighted masks of new images", **about)
     command.set_defaults(run=_run, existing="refuse")
-    command.add_argument("model", type=path, metavar="RUN", help="the folder of a run, or demo")
+    command.add_argument("model", type=path, metavar="RUN", help=f"the folder of a run, or {in_words()}")
     command.add_argument("images", type=path, metavar="IMAGE", nargs="+", help="images, folders of images, or sample")
     command.add_argument(
         "--out", type=path, metavar="DIR", default="predictions", help="where to (default: predictions)"

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ambiseg._util.shipped import in_words
 from ambiseg.cli.options import add_json, add_limit, check_file, check_json, emit, path, whole, word
 
 EXAMPLES = """\
@@ -29,7 +30,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
         formatter_class=formatter,
     )
     report.set_defaults(run=_report)
-    report.add_argument("folder", type=path, metavar="RUN", help="the folder of a run")
+    report.add_argument("folder", type=path, metavar="RUN", help=f"the folder of a run, or {in_words()}")
     report.add_argument(
         "--split", type=word, default="test", metavar="PART", help="the part of the data (default: test)"
     )

@@ -47,7 +47,7 @@ def report(
     from ambiseg.evaluation import evaluate, evaluation_path, saved_evaluation
     from ambiseg.reporting.gallery import make_gallery
     from ambiseg.reporting.page import page
-    from ambiseg.runs import SHIPPED, is_shipped, open_run
+    from ambiseg.runs import is_shipped, open_run
 
     if cases < 0 or samples < 1:
         raise ConfigError(f"report: expected 0 or more cases and at least 1 sample, found {cases} and {samples}")
@@ -56,7 +56,7 @@ def report(
     if out is None and not shipped:
         target, folder = opened.folder / f"report{suffix}.html", opened.folder / f"figures{suffix}"
     else:
-        target = Path(f"{SHIPPED}-report{suffix}.html" if out is None else out)
+        target = Path(f"{opened.folder.name}-report{suffix}.html" if out is None else out)
         folder = target.with_name(f"{target.stem}-figures")
     evaluation = saved_evaluation(opened, split)
     if evaluation is None:
