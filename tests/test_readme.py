@@ -17,6 +17,7 @@ import torch
 import ambiseg
 from ambiseg import config as configuration
 from ambiseg.cli import parse
+from ambiseg.studies.experiment import Study
 from tests.conftest import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -84,7 +85,10 @@ def test_commands_are_there(path):
 def test_recipes_are_valid(path, tmp_path):
     for block in blocks(path.read_text(encoding="utf-8"), "yaml"):
         (tmp_path / "recipe.yaml").write_text(block, encoding="utf-8")
-        configuration.parse([], tmp_path / "recipe.yaml")
+        if "\nmembers:" in block:  # a study
+            assert all(Study(tmp_path / "recipe.yaml", out=tmp_path).members.values())
+        else:
+            configuration.parse([], tmp_path / "recipe.yaml")
 
 
 def test_readme_shows_every_command():

@@ -171,7 +171,7 @@ def test_the_page(folder):
         assert text in page
 
 
-def test_commands_of_the_list_run_one_member_each(folder, tmp_path):
+def test_commands_of_the_list_run_one_member_each(folder, tmp_path, monkeypatch, capsys):
     """In a folder where one member is not scored yet: that one is, nothing else happens, and the table is the same."""
     shutil.copytree(folder / "out", tmp_path / "out")
     shutil.copytree(folder / "out" / "toy", tmp_path / "before")
@@ -179,10 +179,15 @@ def test_commands_of_the_list_run_one_member_each(folder, tmp_path):
         path.unlink()
     for name in ("toy.yaml", "toy base.yaml"):
         shutil.copy(folder / name, tmp_path / name)
-    listed = command("toy.yaml", "--out", "out", "--list", folder=tmp_path)
-    lines = listed.communicate(timeout=100)[0].splitlines()
-    assert [shlex.split(line)[-2:] for line in lines] == [["--only", name] for name in ("one", "two", "broken")]
-    done = subprocess.run(lines[1], shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    monkeypatch.chdir(tmp_path)
+    assert main(["study", "toy.yaml", "--out", "out", "--table", "--json"]) == 0
+    states = {one["member"]: one["state"] for one in json.loads(capsys.readouterr().out)["trainings"]}
+    assert states == {"one": "done", "two": "trained", "broken": "failed"}
+    assert main(["study", "toy.yaml", "--out", "out", "--list"]) == 0
+    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    assert [words[-2:] for words in lines] == [["--only", name] for name in ("one", "two", "broken")]
+    given = lines[1][lines[1].index("study") :]
+    done = subprocess.run([sys.executable, "-m", "ambiseg", *given], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stderr == "two seed 0: evaluating (1 of 1)\ntwo seed 0: done\n"
     assert (tmp_path / "out/toy/table.csv").read_text() == (tmp_path / "before" / "table.csv").read_text()

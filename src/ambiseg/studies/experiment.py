@@ -10,7 +10,6 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
@@ -76,6 +75,7 @@ class Study:
         self.minutes_asked = minutes
         self.store = Store(Path(out), split)
         self.start: Start = start_of(self.base, self.data, self.recipe)
+        self._members: dict[str, Member | None] | None = None
         self._next = 0.0
 
     @property
@@ -85,10 +85,13 @@ class Study:
 
     # -- members -------------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def members(self) -> dict[str, Member | None]:
         """The members by name; ``None`` for one whose settings need something that is measured or planned first."""
-        return {name: self._member(name, row, prepare=False) for name, row in self.definition.rows.items()}
+        if self._members is None:
+            rows = self.definition.rows.items()
+            self._members = {name: self._member(name, row, prepare=False) for name, row in rows}
+        return self._members
 
     def prepare(self, only: Sequence[str] = (), quiet: bool = False) -> None:
         """Plan and measure what the settings of members need, once for all studies of the folder."""

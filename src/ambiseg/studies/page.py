@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.text import count, some
@@ -17,7 +17,7 @@ from ambiseg.reporting.terms import METRICS as TERMS
 from ambiseg.runs import Run
 from ambiseg.studies.definition import Column, Definition
 from ambiseg.studies.fingerprint import canonical
-from ambiseg.studies.members import Member, command_of
+from ambiseg.studies.members import Member, Start, command_of
 from ambiseg.studies.results import (
     Row,
     gap,
@@ -37,8 +37,6 @@ from ambiseg.viz.page import render, safe
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ambiseg.studies.experiment import Study
-
 _MEANINGS = {
     "modes_found": "modes that some stratum draws more often than any other mode",
     "modes_distance": "total variation between the predicted and the true probabilities of the modes; less is better",
@@ -48,7 +46,25 @@ _MEANINGS = {
 _LISTED = ("numpy", "torch", "lightning", "python", "ambiseg")
 
 
-def page(study: Study, rows: Sequence[Row], trouble: str, trials: Sequence[Trial], folder: Path | None) -> str:
+class Subject(Protocol):
+    """What the page says of a study beside its table: a :class:`~ambiseg.studies.experiment.Study`."""
+
+    name: str
+    definition: Definition
+    scale: str
+    start: Start
+
+    @property
+    def members(self) -> Mapping[str, Member | None]:
+        """By name."""
+        ...
+
+    def command(self) -> str:
+        """That repeats it."""
+        ...
+
+
+def page(study: Subject, rows: Sequence[Row], trouble: str, trials: Sequence[Trial], folder: Path | None) -> str:
     """The page as HTML; its figure is also saved to ``folder``."""
     definition = study.definition
     columns, papers = definition.table_columns, _papers(definition, rows)
@@ -176,7 +192,7 @@ def _words(columns: Sequence[Column], evaluation: Evaluation | None) -> list[tup
 Line = tuple[str, list[tuple[float, float, float | None, float | None]]]  # form; x, mean, low and high of each point
 
 
-def _lines(study: Study, rows: Sequence[Row]) -> list[Line]:
+def _lines(study: Subject, rows: Sequence[Row]) -> list[Line]:
     """The points of the figure, by form of masks."""
     plot, found = study.definition.plot, list[Line]()
     assert plot is not None
@@ -227,7 +243,7 @@ def _plot_title(definition: Definition) -> str:
 # -- how it was done --------------------------------------------------------------------------------------------------
 
 
-def _facts(study: Study, trials: Sequence[Trial], evaluation: Evaluation | None) -> list[tuple[str, str]]:
+def _facts(study: Subject, trials: Sequence[Trial], evaluation: Evaluation | None) -> list[tuple[str, str]]:
     """Data, split, budget, versions: what a reader of the table has to know."""
     runs = _runs(trials)
     found = [("scale", f"{study.scale}: recipe {_recipes(study)}")]
@@ -252,7 +268,7 @@ def _facts(study: Study, trials: Sequence[Trial], evaluation: Evaluation | None)
     return [(key, text) for key, text in found if text]
 
 
-def _recipes(study: Study) -> str:
+def _recipes(study: Subject) -> str:
     names = [os.path.basename(m.recipe) for m in study.members.values() if m is not None]
     return _distinct(names) or study.start.recipe
 
@@ -277,7 +293,7 @@ def _span(days: Sequence[str]) -> str:
     return "" if not known else known[0] if known[0] == known[-1] else f"{known[0]} to {known[-1]}"
 
 
-def _members(study: Study, trials: Sequence[Trial]) -> list[dict[str, Any]]:
+def _members(study: Subject, trials: Sequence[Trial]) -> list[dict[str, Any]]:
     """Every member with the command that trains it, and its runs."""
     found = []
     for name, member in study.members.items():
