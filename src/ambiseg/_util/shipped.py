@@ -18,6 +18,5 @@ def shipped(assets: Path | None = None) -> dict[str, Path]:
 
 
 def in_words() -> str:
-    """The names for a sentence, such as ``demo or nodule-ct``."""
-    *others, last = shipped()
-    return f"{', '.join(others)} or {last}" if others else last
+    """The names as help has them, such as ``a shipped model (demo, nodule-ct)``."""
+    return f"a shipped model ({', '.join(shipped())})"
