@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ambiseg._util.errors import ConfigError
 from ambiseg.nn.features import Backbone, Enter, Features, check_images, coarser, crop, pad_to_multiple
 
 FULL = (32, 64, 128, 192, 192, 192, 192)
@@ -112,7 +113,7 @@ class UNet(Backbone):
         levels = self.gate_step + 1
         scales = levels if gate_scales == "all" else gate_scales
         if not 1 <= scales <= levels:
-            raise ValueError(f"gate_scales: expected 1 to {levels} levels at gate_level, or all, found {gate_scales}")
+            raise ConfigError(f"gate_scales: expected 1 to {levels} levels at gate_level, or all, found {gate_scales}")
         self.gate_scales = tuple(channels[levels - scales : levels])
         self.gate_channels = sum(self.gate_scales)
         self.dense_channels = widths[self.inject_step]
