@@ -293,7 +293,8 @@ class Study:
             for t in trials
         ]
         about = {"study": self.name, "scale": self.scale, "split": self.split, "command": self.command()}
-        about |= {"cpu_hours": total_hours(trials), "trouble": trouble, "trainings": listed}
+        hours, known = total_hours(trials)
+        about |= {"cpu_hours": hours if known else None, "cpu_hours_of": known, "trouble": trouble, "trainings": listed}
         return writing.as_json(self.definition, rows, **about)
 
 

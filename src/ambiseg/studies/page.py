@@ -178,7 +178,7 @@ def _ours(evaluation: Evaluation | None) -> str:
 def _words(columns: Sequence[Column], evaluation: Evaluation | None) -> list[tuple[str, str]]:
     """What the columns mean."""
     found, annotator = dict[str, str](), evaluation.annotator if evaluation else "reader"
-    for one in columns:
+    for one in sorted(columns, key=lambda one: [*TERMS, *_MEANINGS].index(one.metric)):
         if one.metric in TERMS:
             term = TERMS[one.metric].worded(annotator=annotator)
             found[title_of(Column(one.metric, 0))] = f"{term.meaning}; {term.better}" if term.better else term.meaning
@@ -258,8 +258,10 @@ def _facts(study: Subject, trials: Sequence[Trial], evaluation: Evaluation | Non
         found.append(
             ("trained on", _distinct([f"{c.device or 'unknown'}, {count(c.threads, 'thread')}" for c in costs]))
         )
-        hours = total_hours(trials)
-        found.append(("CPU time", "not recorded" if hours is None else f"{hours:.1f} hours for all trainings together"))
+        hours, known = total_hours(trials)
+        of = f"{hours:.1f} hours for {count(known, 'training')}"
+        lacking = f", that of {len(runs) - known} is not recorded" if known < len(runs) else ""
+        found.append(("CPU time", f"{of}{lacking}" if known else "not recorded"))
         found.append(("begun", _span([str(run.about.get("started", ""))[:10] for run in runs])))
         versions = [run.about.get("versions") or {} for run in runs]
         listed = [f"{name} {_distinct([str(v.get(name)) for v in versions])}" for name in reversed(_LISTED)]

@@ -271,10 +271,13 @@ def number(value: float | None, metric: str, signed: bool = False) -> str:
 
     >>> number(0.2181, "ged"), number(0.00064, "ece"), number(-0.02, "ged", signed=True), number(None, "ged")
     ('.218', '.064', '−.020', '–')
+    >>> number(-0.0001, "ged", signed=True)
+    '.000'
     """
     if value is None or not math.isfinite(value):
         return "–"
     text = f"{100 * value if metric in PERCENT else value:{'+' if signed else ''}.{_DIGITS.get(metric, 3)}f}"
+    text = text if float(text) else text.lstrip("+-")
     for sign in ("", "+", "-"):
         if text.startswith(f"{sign}0.") and metric not in _DIGITS:
             text = sign + text[len(sign) + 1 :]
@@ -342,10 +345,10 @@ def minutes_text(row: Row) -> str:
     return "–" if row.minutes is None else f"{row.minutes:.1f}"
 
 
-def total_hours(trials: Sequence[Trial]) -> float | None:
-    """CPU hours of all trainings whose time is known."""
+def total_hours(trials: Sequence[Trial]) -> tuple[float, int]:
+    """CPU hours of all trainings whose time is known, and how many these are."""
     known = {trial.folder: trial.cost for trial in trials if trial.cost is not None}
-    return sum(known.values()) / 3600 if known else None
+    return sum(known.values()) / 3600, len(known)
 
 
 def state_line(rows: Sequence[Row], trials: Sequence[Trial]) -> str:
