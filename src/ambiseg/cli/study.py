@@ -45,7 +45,9 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     made.add_argument(
         "--out", type=path, default="runs/studies", metavar="DIR", help="for all studies (default: runs/studies)"
     )
-    made.add_argument("--jobs", type=whole(1, 1024), metavar="N", help="trainings at a time (default: all cores)")
+    made.add_argument(
+        "--jobs", type=whole(1, 1024), metavar="N", help="trainings at a time (default: all cores; 1 on a GPU)"
+    )
     base = "the recipe that members change, or auto (default: the study's; auto for data of another kind)"
     made.add_argument("--base", type=path, metavar="RECIPE", help=base)
     minutes = "CPU time of every training (default: as the study says)"
@@ -70,8 +72,8 @@ def _study(arguments: argparse.Namespace) -> int:
     if arguments.name is None:
         return _listed(arguments)
     require("train")
-    from ambiseg.studies.members import typed
     from ambiseg.studies.experiment import Study
+    from ambiseg.studies.members import typed
 
     options = {name: getattr(arguments, name) for name in ("scale", "seeds", "out", "base", "minutes", "split")}
     study = Study(arguments.name, arguments.data, settings=typed(arguments.settings_given), **options)

@@ -45,7 +45,7 @@ def study(
         scale: ``small`` (minutes of one core per member) or ``paper``.
         seeds: trainings of every member; ``None``: as many as the study says, usually 3.
         out: where runs, tables and pages are kept, for all studies.
-        jobs: trainings at a time, of one thread each; ``None``: as many as there are cores.
+        jobs: trainings at a time, of one thread each; ``None``: as many as there are cores, or one on a GPU.
         only: names of members to run, or ``member:seed``; none: all. The table has all in any case.
         settings: of all members, by key, such as ``{"trainer.epochs": 2}``.
         base: the recipe that members change, or ``auto``; ``None``: that of the study, or ``auto`` for other data.

@@ -29,7 +29,7 @@ from ambiseg.studies.definition import SEEDS, MemberDefinition, Scale, find
 from ambiseg.studies.fingerprint import changes, differing, fingerprint
 from ambiseg.studies.members import AUTO, EPOCHS, Member, Start, resolve, start_of
 from ambiseg.studies.results import Row, rows_of, total_hours
-from ambiseg.studies.running import Runner, cores
+from ambiseg.studies.running import Runner, jobs_at_hand
 from ambiseg.studies.store import Store, Trial
 
 _METHOD = "model.method"
@@ -200,7 +200,8 @@ class Study:
         if unique:
             self.store.out.mkdir(parents=True, exist_ok=True)
             self.write()
-            Runner(self.store, jobs or cores(), quiet, self._changed).run(unique)
+            jobs = jobs or jobs_at_hand(member.config.trainer.accelerator for member, _ in unique)
+            Runner(self.store, jobs, quiet, self._changed).run(unique)
         return self.trials(only)
 
     def adopt(self, runs: Sequence[str | os.PathLike[str]]) -> list[Trial]:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,18 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def jobs_at_hand(accelerators: Iterable[str]) -> int:
+    """Trainings at a time: one for each core, or one where they would share a GPU.
+
+    >>> jobs_at_hand(["cpu"]) == cores()
+    True
+    """
+    import torch
+
+    shared = any(one != "cpu" for one in accelerators) and torch.cuda.is_available()
+    return 1 if shared else cores()
 
 
 @dataclass
