@@ -176,15 +176,14 @@ def _moved(config: Config, epochs: int, layers: Sequence[Mapping[str, Any]]) -> 
     Args:
         config: with all layers.
         epochs: of the recipe.
-        layers: the last of which is not touched.
     """
     found: dict[str, Any] = {}
     for name, schedule in config.model.schedules.items():
         meant, known = epochs, epochs
-        for i, layer in enumerate(layers):
+        for layer in layers:
             known = layer.get(EPOCHS, known)
             if any(_under(key, f"model.{name}") for key in layer):
-                meant = config.trainer.epochs if i == len(layers) - 1 else known
+                meant = known
         if meant != config.trainer.epochs and schedule.kind == "linear":
             moved = scaled(schedule, config.trainer.epochs / meant)
             found |= {f"model.{name}.{key}": value for key, value in moved.items() if getattr(schedule, key) != value}
