@@ -76,7 +76,11 @@ def stopped(run: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
 @every_method
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_whole_life(name, tmp_path, monkeypatch):
-    config, whole, parts = parse([*settings_of(name), *EVERY_TERM.get(name, [])]), tmp_path / "whole", tmp_path / "parts"
+    config, whole, parts = (
+        parse([*settings_of(name), *EVERY_TERM.get(name, [])]),
+        tmp_path / "whole",
+        tmp_path / "parts",
+    )
     train(config, whole, quiet=True)
     content = yaml.safe_load((whole / "config.yaml").read_text())
     assert content["model"].keys() == KNOWN[name].Config.model_fields.keys()
