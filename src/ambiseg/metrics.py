@@ -136,7 +136,7 @@ def sample_diversity(
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Compared:
     """The masks of two distributions beside each other: all metrics that are made of their IoUs, for the price of one.
 
     Attributes:
@@ -188,7 +188,7 @@ class Comparison:
         return _scored(values, self.pred, self.truth)
 
 
-def compare(pred: Masks, truth: Masks, classes: Sequence[int] | None = None, protocol: str = "mose") -> Comparison:
+def compare(pred: Masks, truth: Masks, classes: Sequence[int] | None = None, protocol: str = "mose") -> Compared:
     """Compute the IoUs of all pairs once; the arguments are those of :func:`ged`.
 
     >>> readers = torch.tensor([[[[0, 0, 1, 1]], [[0, 0, 0, 0]]]])
@@ -198,7 +198,7 @@ def compare(pred: Masks, truth: Masks, classes: Sequence[int] | None = None, pro
     """
     (pred, truth), rule = compatible(pred, truth), _protocol(protocol)
     classes = occurring(pred, truth) if classes is None else classes
-    return Comparison(pred, truth, *joint_overlap(pred, truth, classes, rule.absent(classes)), rule)
+    return Compared(pred, truth, *joint_overlap(pred, truth, classes, rule.absent(classes)), rule)
 
 
 def _weights(masks: MaskDistribution) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ambiseg.masks import MaskDistribution, exact
 from ambiseg.methods.base import Noise, Predictive, Stratified
-from ambiseg.metrics import Comparison
+from ambiseg.metrics import Compared
 
 Form: TypeAlias = Literal["standard", "compact"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -66,7 +66,7 @@ def draw(predictive: Predictive, form: str, samples: int, generator: torch.Gener
     return Drawing(masks, strata)
 
 
-def unbiased_ged(pair: Comparison, strata: int) -> Tensor:
+def unbiased_ged(pair: Compared, strata: int) -> Tensor:
     """GED without the :func:`bias` of masks from so many strata, ``[B]``: on average that of infinitely many masks."""
     return pair.ged() - bias(pair.pred, pair.diversity(strata))
 
