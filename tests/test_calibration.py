@@ -147,7 +147,7 @@ def test_bootstrap_resamples_seeds_as_well():
     assert found.mean == pytest.approx(patients.mean() + seeds.mean())
     expected = math.sqrt(patients.var() / 400 + seeds.var() / 8)
     assert (found.high - found.low) / (2 * 1.96) == pytest.approx(expected, rel=0.1)
-    assert bootstrap([patients]) == bootstrap(patients)
+    assert bootstrap(patients[None]) == bootstrap(patients)
     other = bootstrap(patients + seeds[:, None], baseline=np.stack([patients, patients + 1]))  # the patients cancel
     expected = math.sqrt(seeds.var() / 8 + 0.25 / 2)
     spread = np.std([seeds[rng.integers(8, size=8)].mean() - rng.integers(2, size=2).mean() for _ in range(20000)])
