@@ -15,7 +15,8 @@ DRAFT = ".ambiseg-"
 # What a kill leaves of Python's own: sockets by which data come from workers, and the file by which the module tempfile
 # finds out whether a folder can be written to, as soon as any package asks it for one.
 _PYTHONS = re.compile(r"tmp/(pymp-|[a-z0-9_]{8}$)")
-_CHANGING = {"started", "git"}  # in JSON: when, and by which version of the source
+# In JSON: when, by which version of the source, and how long it took.
+_CHANGING = {"started", "git", "cpu_seconds", "wall_seconds"}
 _TIME = re.compile(rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?([+-]\d\d:?\d\d)?")
 _RUN = ("config.yaml", "split.json", "run.json")
 
