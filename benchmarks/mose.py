@@ -99,18 +99,18 @@ def runs(model: MoSE, images: Tensor, annotations: MaskDistribution) -> dict[str
 
 
 def _energy(model: MoSE, images: Tensor, annotations: MaskDistribution) -> dict[str, Callable[[], object]]:
-    """The energy score with two numbers of samples, fused and plain; it has no cross-entropy."""
+    """The energy score with two numbers of samples, fused and as any method has it; it has no cross-entropy."""
     if model.cost != "iou":
         return {}
     changed = {S: model.config.changed(objective="energy", samples=S) for S in (2, 4)}
     made = {S: MoSE(1, model.classes, model.backbone, config=config) for S, config in changed.items()}
 
-    def plain() -> None:
+    def unfused() -> None:
         made[4].zero_grad()
         made[4](images).energy(annotations, 4).total.mean().backward()
 
     steps = {f"MoSE, energy score, S = {S}": lambda one=one: step(one, images, annotations) for S, one in made.items()}
-    return {**steps, "MoSE, energy score, S = 4, plain": plain}
+    return {**steps, "MoSE, energy score, S = 4, not fused": unfused}
 
 
 SETTINGS = {"LIDC": lidc, "Cityscapes": cityscapes}
