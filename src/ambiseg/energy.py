@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ambiseg.masks import Masks, as_masks, at_least_float32, exact
+from ambiseg.masks import MaskDistribution, Masks, as_masks, at_least_float32, exact
 from ambiseg.overlap import full_precision, iou_cost
 from ambiseg.regions import Regions
 
@@ -69,9 +69,7 @@ def energy_score(
         soft = at_least_float32(logits)
         soft = soft if probs else soft.softmax(2)
         cost = iou_cost(soft, annotations, probs=True, regions=regions)
-        valid = None if annotations.valid is None else annotations.valid.flatten(1)
-        distances = jaccard_distances(soft[:, :, 1:].flatten(3).transpose(1, 2), valid)
-        return energy_from_costs(cost, distances, weights, annotations.mass, strata)
+        return energy_from_costs(cost, sample_distances(soft, annotations), weights, annotations.mass, strata)
 
 
 def energy_from_costs(
@@ -107,6 +105,12 @@ def pair_weights(weights: Tensor, strata: int | None = None) -> Tensor:
         return pairs
     within = weights.view(-1, K, S).sum(2).square() * (2 / (S * (S - 1)))
     return torch.where(i // S == j // S, within[:, i // S], pairs)
+
+
+def sample_distances(soft: Tensor, annotations: MaskDistribution) -> Tensor:
+    """:func:`jaccard_distances` of samples ``[B, N, C, *spatial]`` in foreground classes, at valid pixels."""
+    valid = None if annotations.valid is None else annotations.valid.flatten(1)
+    return jaccard_distances(soft[:, :, 1:].flatten(3).transpose(1, 2), valid)
 
 
 def jaccard_distances(soft: Tensor, valid: Tensor | None = None) -> Tensor:

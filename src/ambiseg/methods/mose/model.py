@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ambiseg.energy import distances_from_sums, energy_from_costs, jaccard_distances
+from ambiseg.energy import distances_from_sums, energy_from_costs, sample_distances
 from ambiseg.masks import MaskDistribution, Masks, as_masks, at_least_float32
 from ambiseg.methods.base import Method, Noise, Predictive, Stratified, evaluation
 from ambiseg.methods.dense import BAND, DensePredictive, drawn, in_parts
@@ -291,9 +291,7 @@ class MoSE(Method):
         distances = modes = None
         if pairs:
             with full_precision(logits):
-                soft = at_least_float32(logits).softmax(2)[:, :, 1:].flatten(3).transpose(1, 2)
-                valid = None if annotations.valid is None else annotations.valid.flatten(1)
-                distances = jaccard_distances(soft, valid)
+                distances = sample_distances(at_least_float32(logits).softmax(2), annotations)
         if experts is not None:
             modes = logits.detach().softmax(2).unflatten(1, (experts, -1)).mean(2).argmax(2)
         return _Costs(cost, modes, distances)
