@@ -37,7 +37,7 @@ class LatentPredictive(Predictive):
         B, N, L = noise.codes.shape
         codes = noise.codes[..., None, None].expand(B, N, L, *self.size)
         dense = self.dense[:, None].expand(B, N, *self.dense.shape[1:])
-        return self.head(torch.cat([dense, codes], 2).flatten(0, 1)).softmax(1).unflatten(0, (B, N))
+        return self.head(torch.cat([dense, codes], 2).flatten(0, 1)).float().softmax(1).unflatten(0, (B, N))
 
 
 class Latent(Method):
@@ -85,7 +85,7 @@ class HeadsPredictive(Stratified):
 
     def probs(self, noise):
         image = torch.arange(len(self.logits), device=self.logits.device)[:, None]
-        return self.logits[image, noise.codes[..., 0]].softmax(2)
+        return self.logits[image, noise.codes[..., 0]].float().softmax(2)
 
 
 class TwoHeads(Method):

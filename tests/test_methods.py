@@ -117,6 +117,25 @@ def test_predictions_are_distributions_of_the_images_size(name):
 
 
 @every_method
+def test_probabilities_are_probabilities_under_autocast(name):
+    model = build(name).eval()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        predictive = model.predict(batch()[0])
+        noise = predictive.noise(8, torch.Generator().manual_seed(2))
+        probs, masks = predictive.probs(noise), predictive.render(noise)
+        whole = model.predict_whole(torch.randn(1, 2, 13, 10, generator=torch.Generator().manual_seed(1)))
+        compact = whole.sample(8, torch.Generator().manual_seed(2))
+    for marginal in (masks.marginal, compact.marginal):
+        assert marginal is not None
+        assert marginal.dtype == torch.float32
+        torch.testing.assert_close(marginal.sum(1), torch.ones(len(marginal), 13, 10), atol=1e-5, rtol=0)
+    assert probs.dtype == torch.float32
+    torch.testing.assert_close(probs.sum(2), torch.ones(2, 8, 13, 10), atol=1e-5, rtol=0)
+    # Heads that fold compute in 32 bits what `probs` has of products in 16.
+    torch.testing.assert_close(masks.marginal, probs.mean(1), atol=1e-2, rtol=0)
+
+
+@every_method
 def test_masks_are_the_most_likely_classes_of_their_noise(name):
     predictive = build(name).predict(batch()[0])
     noise = predictive.noise(4, torch.Generator().manual_seed(0))

@@ -23,7 +23,7 @@ from ambiseg._util.errors import ConfigError
 from ambiseg._util.text import did_you_mean
 from ambiseg.masks import exact
 from ambiseg.methods.facts import Choice, Facts
-from ambiseg.methods.predictive import Canvas, InParts, Noise, Predictive, Stratified, evaluation
+from ambiseg.methods.predictive import Canvas, InParts, Noise, Predictive, Stratified, evaluation, mean_of
 from ambiseg.methods.schedules import Schedule
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.features import Backbone
@@ -265,8 +265,7 @@ class _Windowed(InParts):
         for block in self._blocks(noises):
             of_each = block.maps.split([noise.count for noise in noises], 1)
             for which, (noise, probs) in enumerate(zip(noises, of_each, strict=True)):
-                marginal = torch.einsum("bn,bnchw->bchw", noise.mass.to(probs.dtype), probs)
-                canvas.put(which, block, probs.argmax(2), marginal)
+                canvas.put(which, block, probs.argmax(2), mean_of(probs, noise.mass))
 
 
 class _WindowedStrata(_Windowed, Stratified):

@@ -15,7 +15,7 @@ from ambiseg._util.bands import bands
 from ambiseg._util.errors import ConfigError
 from ambiseg.masks import Masks, at_least_float32
 from ambiseg.methods.base import Method, Noise, Predictive, PublishedConfig
-from ambiseg.methods.predictive import Canvas, Chunked, InParts
+from ambiseg.methods.predictive import Canvas, Chunked, InParts, mean_of
 from ambiseg.methods.targets import one_each
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.diffusion import CategoricalDiffusion, cosine, drawn, visited
@@ -256,8 +256,7 @@ class _Joint(InParts):
         for which, some, block in self._blocks(noises):
             canvas.labels[which][:, some][block.place] = block.maps.argmax(2).to(canvas.labels[which].dtype)
             if which == 0:
-                mass = noises[0].mass[:, some].to(block.maps.dtype)
-                canvas.marginal[block.place] += torch.einsum("bn,bnchw->bchw", mass, block.maps)
+                canvas.marginal[block.place] += mean_of(block.maps, noises[0].mass[:, some])
 
     def _blocks(self, noises: Sequence[Noise]) -> Iterator[tuple[int, slice, Block]]:
         """Number of the noise, some of its draws, and soft masks of a part of the image."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ambiseg.masks import MaskDistribution, Masks
 from ambiseg.methods.base import Method, Noise, ParameterGroup, Predictive, PublishedConfig, Stratified, evaluation
 from ambiseg.methods.dense import DensePredictive, in_parts
+from ambiseg.methods.predictive import mean_of
 from ambiseg.methods.unet import UNetConfig, UNetMethod
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.features import Backbone, Features
@@ -185,7 +186,7 @@ class EnsemblePredictive(DensePredictive, Stratified):
 
     def render(self, noise: Noise) -> MaskDistribution:
         mass = torch.zeros_like(self.weights).scatter_add(1, noise.codes[..., 0], noise.mass.to(self.weights.dtype))
-        marginal = torch.einsum("be,bechw->bchw", mass, self.of_members.detach())
+        marginal = mean_of(self.of_members.detach(), mass)
         weights = None if noise.weights is None else noise.weights.detach()
         return MaskDistribution(self._chosen(self._labels, noise), weights, marginal=marginal)
 

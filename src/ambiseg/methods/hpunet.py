@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ambiseg._util.errors import ConfigError
-from ambiseg.masks import Masks
+from ambiseg.masks import Masks, at_least_float32
 from ambiseg.methods.base import Method, Noise, ParameterGroup, PublishedConfig
 from ambiseg.methods.predictive import Chunked
 from ambiseg.methods.schedules import Scheduled, check_range, final
@@ -283,7 +283,7 @@ class HPUNetPredictive(Chunked):
         return max(1, _AT_ONCE // (len(self.bottom.features) * self.size[0] * self.size[1]))
 
     def soft(self, noise: Noise) -> Tensor:
-        return self.logits(noise).softmax(2)
+        return at_least_float32(self.logits(noise)).softmax(2)
 
     def logits(self, noise: Noise) -> Tensor:
         """Logits of every draw, all at once, differentiable:  ``[B, N, C, H, W]``."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ambiseg._util.bands import bands
 from ambiseg._util.errors import ConfigError
 from ambiseg.energy import Energy, energy_score
-from ambiseg.masks import MaskDistribution, Masks
+from ambiseg.masks import MaskDistribution, Masks, at_least_float32
 from ambiseg.nn.pixelhead import label_dtype
 from ambiseg.nn.places import as_normal_, uniform_at
 from ambiseg.nn.windows import Block
@@ -104,6 +104,14 @@ class Noise:
         return as_normal_(self.uniform(key, channels, size, stride))
 
 
+def mean_of(probs: Tensor, mass: Tensor) -> Tensor:
+    """``Σ_n mass_n probs_n`` of ``[B, N, C, H, W]`` and ``[B, N]``, in 32 bits also under autocast: a mean over draws
+    in 16 bits does not sum to 1 over the classes."""
+    probs = at_least_float32(probs)
+    with full_precision(probs):
+        return torch.einsum("bn,bnchw->bchw", mass.to(probs.dtype), probs)
+
+
 class Predictive(ABC):
     """The predicted distribution of masks of a batch of images: features computed once, nothing drawn yet.
 
@@ -131,7 +139,7 @@ class Predictive(ABC):
         with torch.no_grad():
             for i in range(noise.count):  # one draw's probabilities in memory at a time
                 probs = self.probs(noise[i : i + 1])[:, 0]
-                marginal = marginal + mass[:, i, None, None, None] * probs
+                marginal = marginal + mean_of(probs[:, None], mass[:, i : i + 1])
                 labels.append(probs.argmax(1).to(label_dtype(self.classes)))
         weights = None if noise.weights is None else noise.weights.detach()
         return MaskDistribution(torch.stack(labels, 1), weights, marginal=marginal)
@@ -171,8 +179,7 @@ class Chunked(Predictive):
         with torch.no_grad():
             for some in bands(noise.count, self.at_once):
                 probs = self.soft(noise[some])
-                with full_precision(probs):  # a mean over draws in 16 bits would not be one of probabilities
-                    marginal = marginal + torch.einsum("bn,bnchw->bchw", mass[:, some].to(probs.dtype), probs)
+                marginal = marginal + mean_of(probs, mass[:, some])
                 labels.append(probs.argmax(2).to(label_dtype(self.classes)))
         weights = None if noise.weights is None else noise.weights.detach()
         return MaskDistribution(torch.cat(labels, 1), weights, marginal=marginal)

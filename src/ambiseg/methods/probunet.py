@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from ambiseg.masks import MaskDistribution, Masks
+from ambiseg.masks import MaskDistribution, Masks, at_least_float32
 from ambiseg.methods.base import Method, Noise, Predictive, PublishedConfig, evaluation
 from ambiseg.methods.dense import BAND, DensePredictive, drawn, in_parts
 from ambiseg.methods.schedules import Scheduled, check_range, final
@@ -244,7 +244,7 @@ class LatentPredictive(DensePredictive):
         return self.model.head(self.dense, codes)
 
     def probs(self, noise: Noise) -> Tensor:
-        return self.logits(self.codes(noise)).softmax(2)
+        return at_least_float32(self.logits(self.codes(noise))).softmax(2)
 
     def render(self, noise: Noise) -> MaskDistribution:
         return drawn(*self._folded(self.codes(noise)), noise, self.size) if self._tiled else super().render(noise)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ambiseg.masks import MaskDistribution, at_least_float32
 from ambiseg.methods.car.networks import Prepared, Refinement
-from ambiseg.methods.predictive import Noise, PointPredictive, evaluation
+from ambiseg.methods.predictive import Noise, PointPredictive, evaluation, mean_of
 from ambiseg.nn.features import crop
 from ambiseg.nn.pixelhead import label_dtype
 
@@ -57,7 +57,7 @@ class CARPredictive(PointPredictive):
         with torch.no_grad():
             for codes, weights in zip(self._chunks(noise), mass.split(self._at_once, 1), strict=True):
                 probs = self._probs(codes)
-                marginal = marginal + torch.einsum("bn,bnchw->bchw", weights.to(probs.dtype), probs)
+                marginal = marginal + mean_of(probs, weights)
                 labels.append(probs.argmax(2).to(label_dtype(self.classes)))
         weights = None if noise.weights is None else noise.weights.detach()
         return MaskDistribution(torch.cat(labels, 1), weights, marginal=marginal)

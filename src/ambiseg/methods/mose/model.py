@@ -355,7 +355,7 @@ class MoSEPredictive(DensePredictive, Stratified):
             return self.model.head.classify(maps)
 
     def probs(self, noise: Noise) -> Tensor:
-        return self.logits(noise.codes).softmax(2)
+        return at_least_float32(self.logits(noise.codes)).softmax(2)
 
     def render(self, noise: Noise) -> MaskDistribution:
         if not self.tiled:

@@ -269,7 +269,7 @@ class PHiSegPredictive(Chunked):
         return sized(summed(scores)[0], 0, self.size, self.model.scale).unflatten(0, (self.images, noise.count))
 
     def soft(self, noise: Noise) -> Tensor:
-        return self.logits(noise).softmax(2)
+        return at_least_float32(self.logits(noise)).softmax(2)
 
     @property
     def at_once(self) -> int:
