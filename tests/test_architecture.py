@@ -25,6 +25,7 @@ LAYERS = [
     "energy",
     "intervals",
     "metrics",
+    "decisions",
     "streaming",
     "nn",
     "methods",
@@ -51,9 +52,11 @@ LAYERS = [
     "runs",
     "ensembles planning",
     "training evaluation prediction",
+    "exporting napari",
     "reporting",
     "comparison",
     "studies",
+    "serving",
     "cli",
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}

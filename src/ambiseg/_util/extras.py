@@ -6,8 +6,12 @@ from importlib.util import find_spec
 
 _BRINGS = {
     "train": ("lightning", "torchmetrics", "rich", "platformdirs", "filelock", "PIL", "tifffile"),
-    "medical": ("nibabel", "pydicom", "h5py"),
+    "medical": ("nibabel", "pydicom", "h5py", "highdicom"),
     "report": ("matplotlib", "jinja2"),
+    "serve": ("fastapi", "uvicorn", "python_multipart"),
+    "export": ("onnx", "onnxscript", "onnxruntime"),
+    "staple": ("SimpleITK",),
+    "napari": ("napari",),
     "tensorboard": ("tensorboard",),
 }
 
