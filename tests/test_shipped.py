@@ -237,3 +237,10 @@ def test_the_page_shows_what_the_shipped_model_predicts_of_the_sample():
     assert found.notes == ()
     assert found.strata.weights.tolist() == pytest.approx(shown["strata"]["weights"], abs=0.02)
     assert found.masks.mass[0, 0].item() == pytest.approx(shown["masks"][0]["weight"], abs=0.05)
+
+
+def test_a_model_without_its_data_asks_for_them(capsys):
+    assert main(["evaluate", "nodule-ct", "--quiet"]) == 2
+    told = capsys.readouterr().err
+    assert "expected the place of its data (LIDC nodules, 71 × 71), found none; give --root" in told
+    assert told.count("\n") == 1

@@ -20,6 +20,7 @@ from ambiseg._util.extras import require
 from ambiseg._util.processes import first_process
 from ambiseg._util.progress import reporting
 from ambiseg.config import Config
+from ambiseg.data.config import NEEDS_ROOT
 from ambiseg.evaluation.anchors import constant_mask
 from ambiseg.evaluation.files import evaluate_files
 from ambiseg.evaluation.results import METRICS, Evaluation, Region
@@ -142,6 +143,8 @@ def _score_run(
     # The intensity that the run was trained with, even if the data set now recommends another.
     changed = {**vars(opened.config.data), "intensity": card.intensity, **(data or {})}
     config = validate(Config, {**dict(opened.config), "data": changed}).data
+    if config.name in NEEDS_ROOT and config.root is None:  # a model that was shipped without its data
+        raise ConfigError(f"{opened.folder}: expected the place of its data ({card.title}), found none; give --root")
     parts = opened.split
     if split not in parts.parts:
         known = ", ".join(parts.parts)
