@@ -18,11 +18,11 @@ from ambiseg.methods.base import Method
 from ambiseg.prediction.inputs import array_source, find_inputs
 from ambiseg.prediction.loop import predict_each
 from ambiseg.prediction.predictor import Predictor
-from ambiseg.prediction.result import Draw, Options, Prediction, Strata
+from ambiseg.prediction.result import Draw, Kept, Options, Prediction, Strata
 from ambiseg.prediction.writing import Existing, target, write
 from ambiseg.runs import Card, Run, TrainedModel, Which
 
-__all__ = ["Draw", "Options", "Prediction", "Predictor", "Strata", "predict", "write"]
+__all__ = ["Draw", "Kept", "Options", "Prediction", "Predictor", "Strata", "predict", "write"]
 
 Image: TypeAlias = str | os.PathLike[str] | np.ndarray | Tensor
 
@@ -44,6 +44,7 @@ def predict(
     assume_window: tuple[float, float] | None = None,
     extra: str | os.PathLike[str] | None = None,
     symmetries: int = 1,
+    keep: int | None = None,
     dicom: str = "series",
     existing: Existing = "refuse",
     overview: bool = True,
@@ -60,8 +61,8 @@ def predict(
             with the package; or arrays ``[H, W]`` or ``[C, H, W]`` and volumes ``[D, C, H, W]`` in the units of the
             training data, with all channels of the model. One of them, or a list.
         out: a folder; every image gets a folder of its name in it, which appears when all its files are written.
-        per_stratum, samples, seed, window, overlap, merge, convert, axes, axis, assume_window, extra, symmetries: see
-            :class:`Options`.
+        per_stratum, samples, seed, window, overlap, merge, convert, axes, axis, assume_window, extra, symmetries,
+            keep: see :class:`Options`.
         dicom: DICOM files of one folder are the slices of one ``"series"``, or separate ``"files"``.
         existing: what to do with earlier results in ``out``: ``"refuse"``, ``"skip"`` their images, ``"overwrite"``.
         overview: also draw ``overview.png``.
@@ -84,7 +85,7 @@ def predict(
     ('background', 'foreground')
     """
     reading = {"convert": convert, "axes": axes, "axis": axis, "assume_window": assume_window, "extra": extra}
-    options = Options(per_stratum, samples, seed, window, overlap, merge, symmetries=symmetries, **reading)
+    options = Options(per_stratum, samples, seed, window, overlap, merge, symmetries=symmetries, keep=keep, **reading)
     given = [images] if isinstance(images, str | os.PathLike | np.ndarray | Tensor) else list(images)
     arrays = [image for image in given if isinstance(image, np.ndarray | Tensor)]
     paths = [image for image in given if not isinstance(image, np.ndarray | Tensor)]

@@ -39,7 +39,7 @@ class _Row(NamedTuple):
 def draw_overview(prediction: Prediction, file: BinaryIO) -> None:
     """Write the picture as a PNG. Of a volume it shows the slice with the most entropy."""
     strata, (height, width) = prediction.strata, prediction.source.size
-    if strata is not None:
+    if strata is not None and prediction.kept is None:
         rows, hidden = _strata_rows(prediction)
         titles = f"centre of the {strata.name}", "its samples, with their weights"
     else:
@@ -49,7 +49,7 @@ def draw_overview(prediction: Prediction, file: BinaryIO) -> None:
     ratio = min(max(height / width, 0.4), 2.5)
     panel = (_PANEL, _PANEL * ratio) if ratio <= 1 else (_PANEL / ratio, _PANEL)
     big = min(2.0, lines / 2)  # how many panels wide image and entropy are: each takes half of the height
-    start = 0.15 + big * panel[0] + 0.45 + (0.1 if strata is None else _LABEL)
+    start = 0.15 + big * panel[0] + 0.45 + (_LABEL if rows[0].label else 0.1)
     wide = max(start + columns * (panel[0] + 0.08) + 0.3, 5.5)
     notes = [line for note in prediction.notes for line in _wrapped(f"Warning: {note}", wide - 0.3)]
     top = _TOP + (len(notes) + 0.5) * _LINE if notes else _TOP
@@ -166,7 +166,10 @@ class _Canvas:
         place = "" if self.slice is None else f", slice {self.slice} of 0–{p.source.slices - 1}, the least certain one"
         self.text(0.15, 0.27, f"{name}{place}", 11, INK, bold=True)
         merged = f"{len(p.draws)} draws, {p.masks.count} different" if p.masks.count < len(p.draws) else ""
-        self.text(0.15, 0.47, f"{p.source.form} pixels, {merged or count(len(p.draws), 'mask')}, {p.form} form")
+        drawn = f"{merged or count(len(p.draws), 'mask')}, {p.form} form"
+        if p.kept is not None:
+            drawn = f"{p.masks.count} kept of {len(p.draws)} draws, energy distance {p.kept.loss:.3f}"
+        self.text(0.15, 0.47, f"{p.source.form} pixels, {drawn}")
         self.text(self.width - 0.15, self.height - 0.2, hidden, right=True)
 
     def maps(self, top: float, size: tuple[float, float], half: float) -> None:

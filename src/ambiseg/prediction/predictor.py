@@ -23,17 +23,18 @@ from ambiseg._util.text import shape_text
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.folder.settings import plain_names
 from ambiseg.data.values import thinned
+from ambiseg.decisions.compaction import compact
 from ambiseg.io.formats import stem_of
 from ambiseg.io.open import open_source
 from ambiseg.io.source import ReadOptions, Source
 from ambiseg.masks import MaskDistribution
 from ambiseg.methods.base import Method, Noise, Predictive, Stratified, evaluation
-from ambiseg.methods.drawing import draw_noise
+from ambiseg.methods.drawing import draw_noise, per_stratum
 from ambiseg.methods.symmetries import symmetric
 from ambiseg.nn.pixelhead import label_dtype
 from ambiseg.nn.windows import Windows, plan
 from ambiseg.prediction.inputs import read_pixels, with_extra
-from ambiseg.prediction.result import Draw, Options, Prediction, Strata
+from ambiseg.prediction.result import Draw, Kept, Options, Prediction, Strata
 from ambiseg.runs import Card, Run, TrainedModel, Which, open_run
 
 _KEPT = 1 << 30  # bytes of features of a volume's slices that are kept between the two passes over them
@@ -41,7 +42,7 @@ _LARGER = 1.1  # sides by which an image may exceed those that the model was val
 _BYTES = 60  # of memory for each pixel of the limit, 4 GB: what one prediction takes at most
 _SMALL, _ALWAYS = 1 << 22, 600_000_000  # pixels that always fit; bytes that every prediction takes
 _AT_ONCE = 1 << 24  # numbers that are computed with at a time
-_PER_STRATUM, _SAMPLES = 4, 16  # masks that are drawn unless the options say how many
+_PER_STRATUM, _SAMPLES, _TO_KEEP = 4, 16, 100  # masks that are drawn unless the options say how many
 
 Progress = Callable[[int, int], None]
 
@@ -120,19 +121,26 @@ class Predictor:
             return
         channels, most = self.card.channels or source.channels, _BYTES * max_pixels()
         strata = self._strata(channels)
-        compact = strata > 0 and options.samples is None
-        asked = (options.per_stratum or _PER_STRATUM) if compact else (options.samples or _SAMPLES)
+        by_strata = strata > 0 and options.samples is None
+        asked = self._asked(strata if by_strata else None)
         each = pixels * torch.empty(0, dtype=label_dtype(classes)).element_size()  # a mask
         fixed = _ALWAYS + source.nbytes + 4 * channels * area + 4 * (classes + 1) * pixels + each * strata
-        times = strata if compact else 1
+        times = strata if by_strata else 1
         takes, fits = fixed + each * asked * times, (most - fixed) // each  # how many masks
         if takes <= most:
             return
         found = f"{source.form} with {asked * times} masks, which take about {takes / 1e9:.1f} GB"
-        fewer = f"per_stratum={fits // times}" if compact and fits >= times else f"samples={fits}"
+        fewer = f"per_stratum={fits // times}" if by_strata and fits >= times else f"samples={fits}"
         hint = f"{fewer} fits" if fits > 0 else "cut it into parts"
         hint = f"{hint}, or allow more: {OPTION} {-(-takes // _BYTES)}"
         raise DataError(f"{source.path}: expected masks that fit into {most / 1e9:.1f} GB, found {found}; {hint}")
+
+    def _asked(self, strata: int | None) -> int:
+        """Masks to draw: in all, or from each of so many strata."""
+        options = self.options
+        if strata is None:
+            return options.samples or (_SAMPLES if options.keep is None else _TO_KEEP)
+        return options.per_stratum or (_PER_STRATUM if options.keep is None else per_stratum(_TO_KEEP, strata))
 
     def _strata(self, channels: int) -> int:
         """K, which is known when something is predicted, however small; 0 for methods without strata."""
@@ -196,21 +204,34 @@ class Predictor:
         mass = noise.mass[0].tolist()
         order, merged, groups = _heaviest_first(labels, mass, self.options.merge)
         labels = _ordered(labels, order)
-        masks = MaskDistribution(labels[None], torch.tensor([merged], dtype=torch.float32), marginal=marginal[None])
+        masks = MaskDistribution(labels[None], torch.tensor([merged], dtype=torch.float32))
+        masks, groups, kept = self._kept(masks, groups)
+        masks = replace(masks, marginal=marginal[None])
         drawn_from = [None] * noise.count if noise.strata is None else noise.strata[0].tolist()
         draws = tuple(map(Draw, drawn_from, mass, groups))
         word = self.method.stratum or "stratum"
         strata = None if weights is None else Strata(word, weights.mean(0), centres, weights)
         made_with = self.card.classes, slices.source, self.run, self.which, self.options
         notes = self.notes(slices.source, list(slices.seen.values()))
-        return Prediction(name, masks, draws, strata, entropy, *made_with, slices.tiles, notes)
+        return Prediction(name, masks, draws, strata, entropy, *made_with, slices.tiles, notes, kept)
+
+    def _kept(self, masks: MaskDistribution, groups: list[int]) -> tuple[MaskDistribution, list[int], Kept | None]:
+        """The masks that ``keep`` leaves, and for each draw which of them it is or is nearest to."""
+        keep = self.options.keep
+        if keep is None:
+            return masks, groups, None
+        found = compact(masks, keep, classes=self.card.evaluated)
+        some = found.masks.mass[0] > 0
+        left = MaskDistribution(found.masks.labels[:, some], found.masks.mass[:, some])
+        nearest = found.nearest[0].tolist()
+        return left, [nearest[group] for group in groups], Kept(keep, len(groups), float(found.loss))
 
     def _noise(self, predictive: Predictive) -> Noise:
         options, generator = self.options, torch.Generator(self.device).manual_seed(self.options.seed)
         if isinstance(predictive, Stratified) and options.samples is None:
-            draws = (options.per_stratum or _PER_STRATUM) * predictive.weights.shape[1]
-            return draw_noise(predictive, "compact", draws, generator)
-        return draw_noise(predictive, "standard", options.samples or _SAMPLES, generator)
+            strata = predictive.weights.shape[1]
+            return draw_noise(predictive, "compact", self._asked(strata) * strata, generator)
+        return draw_noise(predictive, "standard", self._asked(None), generator)
 
 
 class _Slices:

@@ -39,6 +39,9 @@ class Options:
             images, in files of the same stem.
         symmetries: 2, 4 or 8: average over as many flips and quarter turns of the image, each of which takes as long
             as the image itself; 1 is the image alone.
+        keep: at most so many masks, of the weights that stand best for all that are drawn, by energy distance: see
+            :func:`ambiseg.decisions.compaction.compact`. About 100 are drawn unless ``per_stratum`` or ``samples`` says
+            how many.
     """
 
     per_stratum: int | None = None
@@ -53,9 +56,10 @@ class Options:
     assume_window: tuple[float, float] | None = None
     extra: str | os.PathLike[str] | None = None
     symmetries: int = 1
+    keep: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("per_stratum", 1), ("samples", 1), ("window", 0), ("overlap", 0)):
+        for name, least in (("per_stratum", 1), ("samples", 1), ("window", 0), ("overlap", 0), ("keep", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise DataError(f"{name}: expected {least} or more, found {value}")
@@ -76,6 +80,14 @@ class Draw(NamedTuple):
     stratum: int | None
     weight: float
     mask: int
+
+
+class Kept(NamedTuple):
+    """What the masks stand for, where fewer were kept than drawn: a draw counts for the nearest."""
+
+    asked: int  #: at most so many
+    of: int  #: draws
+    loss: float  #: energy distance between the masks and all draws (GED, d = 1 − IoU)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +120,7 @@ class Prediction:
     options: Options
     windows: int = 1  #: how many a slice was cut into; 1 is whole
     notes: tuple[str, ...] = ()  #: warnings: what is odd about the image for this model
+    kept: Kept | None = None  #: None: masks are all that were drawn
 
     @property
     def form(self) -> str:

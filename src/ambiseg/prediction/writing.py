@@ -26,7 +26,7 @@ from ambiseg._util.errors import DataError
 from ambiseg._util.files import atomic_folder, atomic_write, write_text
 from ambiseg.io.write import suffix_for, write_heat, write_map
 from ambiseg.prediction.overview import draw_overview
-from ambiseg.prediction.result import Prediction
+from ambiseg.prediction.result import Kept, Prediction
 
 Existing = Literal["refuse", "skip", "overwrite"]
 FORMAT = "ambiseg.Prediction/2"
@@ -109,7 +109,12 @@ def _about(prediction: Prediction, masks: list[str], centres: list[str], entropy
         "classes": list(prediction.classes),
         "strata": described,
         "masks": listed,
+        **({} if prediction.kept is None else {"kept": _kept(prediction.kept)}),
         "entropy": {"file": entropy, "mean": float(prediction.entropy.mean()), "max": float(prediction.entropy.max())},
         "notes": list(prediction.notes),
         "version": __version__,
     }
+
+
+def _kept(kept: Kept) -> dict[str, Any]:
+    return {**kept._asdict(), "distance": "GED, d = 1 - IoU"}
