@@ -38,7 +38,7 @@ def without_extras(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_the_extras_of_the_project_are_those_that_messages_name():
     extras = PROJECT["optional-dependencies"]
     for extra, libraries in _BRINGS.items():
-        named = {entry.split(">")[0].replace("pillow", "PIL") for entry in extras[extra]}
+        named = {entry.split(">")[0].replace("pillow", "PIL").replace("-", "_") for entry in extras[extra]}
         assert set(libraries) <= named, extra
     assert not any("<" in entry for entry in PROJECT["dependencies"]), "users are not bound to a newest version"
     assert any(entry.startswith("torch==") for entry in (REPOSITORY / "constraints.txt").read_text().splitlines())
