@@ -340,7 +340,7 @@ def test_series_that_are_none(tmp_path):
 
 def test_dicom_objects_that_are_no_pictures(tmp_path):
     path = save_dicom(tmp_path / "a.dcm", GREY, Modality="SEG")
-    assert refusal(path) == "E105 expected an image or a label map, found a DICOM SEG object"
+    assert refusal(path) == "E105 expected an image, found a DICOM SEG object"
     path = save_dicom(tmp_path / "b.dcm", GREY, Modality="SR", Rows=None)
     assert refusal(path) == "E204 expected an image, found SR without pixels"
 

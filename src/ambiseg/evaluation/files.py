@@ -342,4 +342,5 @@ def _settings(root: Path, readers: Folder) -> FolderSettings:
     if labels is None and own.colours is None:
         labels = {"0": 0, "1": 1, "255": 1} if len(readers.classes) == 2 and void is None else "ids"
     changes = {"labels": labels, "colours": own.colours, "void": void, "slices": "all"}
+    changes["segments"] = theirs.segments if own.segments is None else own.segments
     return theirs.changed(title=readers.title, classes=readers.classes, **changes)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ambiseg._util.text import shape_text, some
+from ambiseg.io.dicom_files import DECODE, judge_boxes, modality_of, read_header
+from ambiseg.io.dicom_seg import open_seg
 from ambiseg.io.errors import FileError, Problem
 from ambiseg.io.formats import format_of
-from ambiseg.io.source import Frugal, ReadOptions, Source, WholeRead, decoding_at_most, guard, judge
+from ambiseg.io.planes import Planes, from_headers
+from ambiseg.io.rtstruct import open_rtstruct
+from ambiseg.io.source import ReadOptions, Source, decoding_at_most, guard, judge
 
 _LPS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM counts millimetres to the left and back, NIfTI to the right and front
 _TAGS: list[Any] = [  # all that is read of a header
     *("SpecificCharacterSet", "Modality", "SeriesInstanceUID", "InstanceNumber", "Rows", "Columns", "NumberOfFrames"),
+    *("SOPInstanceUID", "FrameOfReferenceUID"),
     *("SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated", "BitsStored", "PixelRepresentation"),
     *("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "SliceThickness"),
     *("RescaleSlope", "RescaleIntercept", "SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
@@ -27,10 +32,9 @@ _TAGS: list[Any] = [  # all that is read of a header
         for colour in ("Red", "Green", "Blue")
     ),
 ]
-_HEADER = 16 << 20  # bytes of a header that may be read; what is not asked for is skipped
+DRAWN: dict[str, Callable[[Path, ReadOptions], Source]] = {"SEG": open_seg, "RTSTRUCT": open_rtstruct}  # no images
 _FRAMES = 16_384  # the header is read again for each
 _BAND = 1 << 22  # pixels that are rescaled at a time
-_DECODE = "pip install pylibjpeg[all], or decompress the files, for example with `dcmdjpeg` or `gdcmconv --raw`"
 
 
 def open_dicom(path: Path, options: ReadOptions) -> Source:
@@ -40,6 +44,11 @@ def open_dicom(path: Path, options: ReadOptions) -> Source:
         paths = sorted(p for p in path.iterdir() if not p.name.startswith(".") and format_of(p) == "DICOM")
         if not paths:
             raise FileError.of("E204", path, "expected the DICOM files of one series, found none in this folder")
+    if options.mask and (kind := modality_of(paths[0])) in DRAWN:
+        if len(paths) > 1:
+            message = f"expected one {kind} for each reader and image, found {len(paths)} files"
+            raise FileError.of("E204", path, message, "give each reader a folder with one such file per image")
+        return DRAWN[kind](paths[0], options)
     headers, notes = [_header(file, options) for file in paths], ()
     if series := len(headers) > 1:
         headers, notes = _sorted(path, headers)
@@ -65,7 +74,9 @@ def open_dicom(path: Path, options: ReadOptions) -> Source:
 
     scaled = first.get("RescaleIntercept") is not None or _scale(first, 0) != (1.0, 0.0)
     units = "HU" if first.get("Modality") == "CT" and channels == 1 and scaled else ""
-    return Source(path, "DICOM", slices, size, channels, dtype, read, _affine(headers), notes, units=units)
+    planes = from_headers(headers, _frames(first))
+    about = {"affine": _affine(headers, planes), "units": units, "planes": planes}
+    return Source(path, "DICOM", slices, size, channels, dtype, read, notes=notes, **about)
 
 
 def _name(header: Any) -> str:
@@ -89,25 +100,14 @@ def _has_palette(header: Any, options: ReadOptions) -> bool:
 
 
 def _header(file: Path, options: ReadOptions) -> Any:
-    from pydicom import dcmread
-    from pydicom.errors import InvalidDicomError
-
     with guard(file):  # of a series, the slice that is damaged
-        try:
-            with Frugal(file, _HEADER) as content:
-                header: Any = dcmread(content, stop_before_pixels=True, specific_tags=_TAGS)
-        except InvalidDicomError:
-            raise ValueError("no DICOM header") from None
-        except WholeRead:  # pydicom inflates such a file at once, whatever it becomes, and does not decode it
-            found = "expected a DICOM that can be decoded, found a deflated one"
-            raise FileError.of("E202", file, found, _DECODE) from None
-        header.filename = str(file)
+        header = read_header(file, _TAGS)
         if "Rows" not in header and "Modality" not in header:
             raise ValueError("its header ends before the image")
         modality = str(header.get("Modality", "DICOM"))
-        if modality in ("SEG", "RTSTRUCT"):
-            fix = "export it as NIfTI, or as one label map per reader"
-            raise FileError.of("E105", file, f"expected an image or a label map, found a DICOM {modality} object", fix)
+        if modality in DRAWN:
+            fix = "keep it apart from the images: masks/READER/NAME.dcm is the reader's mask of images/NAME/"
+            raise FileError.of("E105", file, f"expected an image, found a DICOM {modality} object", fix)
         if "Rows" not in header or "Columns" not in header:
             raise FileError.of("E204", file, f"expected an image, found {modality} without pixels")
         _judge(file, header, options)
@@ -178,11 +178,13 @@ def _sorted(folder: Path, headers: list[Any]) -> tuple[list[Any], tuple[Problem,
     return headers, (Problem("W208", str(folder), f"expected steps of {usual:.4g} between slices, found {found}"),)
 
 
-def _affine(headers: list[Any]) -> np.ndarray | None:
-    """From (slice, row, column) to millimetres right, front and up; ``None`` for frames within one file."""
+def _affine(headers: list[Any], planes: Planes) -> np.ndarray | None:
+    """From (slice, row, column) to millimetres right, front and up; ``None`` for frames that lie anyhow."""
     first, last = headers[0], headers[-1]
+    if _frames(first) > 1:
+        return _affine_of_frames(planes)
     needed = ("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing")
-    if _frames(first) > 1 or any(header.get(name) is None for header in (first, last) for name in needed):
+    if any(header.get(name) is None for header in (first, last) for name in needed):
         return None
     across, down = np.array(first.ImageOrientationPatient, float).reshape(2, 3)
     between_rows, between_columns = (float(x) for x in first.PixelSpacing)
@@ -195,6 +197,22 @@ def _affine(headers: list[Any]) -> np.ndarray | None:
     if not np.isfinite(affine).all():
         raise FileError.of("E201", first.filename, f"expected positions of finite numbers, found {affine.tolist()}")
     return _LPS @ affine
+
+
+def _affine_of_frames(planes: Planes) -> np.ndarray | None:
+    """Of frames within one file that lie one behind the other in even steps, as they are stored."""
+    if not planes.placed:
+        return None
+    count, step = len(planes.corner), (planes.corner[-1] - planes.corner[0]) / (len(planes.corner) - 1)
+    even = planes.corner[0] + np.arange(count)[:, None] * step
+    parts = planes.corner - even, planes.down - planes.down[0], planes.across - planes.across[0]
+    reach = (1, *planes.size)
+    off = max(float(np.abs(part).max()) * times for part, times in zip(parts, reach, strict=True))
+    if off > 0.1 * np.linalg.norm(planes.across[0]) or abs(step @ planes.normals[0]) < 0.5 * np.linalg.norm(step):
+        return None
+    affine = np.eye(4)
+    affine[:3] = np.stack([step, planes.down[0], planes.across[0], planes.corner[0]], 1)
+    return _LPS @ affine if np.linalg.norm(step) > 1e-4 else None
 
 
 def _scale(header: Any, frame: int) -> tuple[float, float]:
@@ -226,7 +244,7 @@ def _dtype(header: Any, options: ReadOptions) -> np.dtype:
 
 
 def _judge_boxes(header: Any, frame: int) -> None:
-    """JPEG 2000 in boxes, which DICOM has not but some files have: at one of no length, pydicom stays for ever."""
+    """See :func:`~ambiseg.io.dicom_files.judge_boxes`; nothing for other syntaxes."""
     from pydicom import dcmread
     from pydicom.encaps import get_frame
     from pydicom.uid import JPEG2000TransferSyntaxes
@@ -235,11 +253,7 @@ def _judge_boxes(header: Any, frame: int) -> None:
         return
     stored: Any = dcmread(header.filename, specific_tags=["PixelData"])
     content = get_frame(stored.PixelData, frame, number_of_frames=_frames(header))
-    place = 12 if content.startswith(b"\0\0\0\x0cjP  ") else len(content)
-    while place < len(content) and content[place + 4 : place + 8] != b"jp2c":
-        if (length := int.from_bytes(content[place : place + 4], "big")) < 8:
-            raise ValueError(f"a box of JPEG 2000 of {length} bytes")
-        place += length
+    judge_boxes(content)
 
 
 def _pixels(header: Any, frame: int, options: ReadOptions, dtype: np.dtype) -> np.ndarray:
@@ -255,7 +269,7 @@ def _pixels(header: Any, frame: int, options: ReadOptions, dtype: np.dtype) -> n
         if not isinstance(error, NotImplementedError) and "plugin" not in str(error):
             raise
         message = f"expected a DICOM that can be decoded, found {header.file_meta.TransferSyntaxUID.name}"
-        raise FileError.of("E202", header.filename, message, _DECODE) from None
+        raise FileError.of("E202", header.filename, message, DECODE) from None
     if pixels.shape != (wanted := (*_size(header), *((3,) if int(header.SamplesPerPixel) == 3 else ()))):
         raise ValueError(f"pixels of {shape_text(pixels.shape)} where the header says {shape_text(wanted)}")
     if _has_palette(header, options):

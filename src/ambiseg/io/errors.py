@@ -64,6 +64,8 @@ KINDS: dict[str, Kind] = {
     "E309": Kind("dtype-differs", "save all images alike, or declare `intensity` for the units they share"),
     "E310": Kind("bad-weights", "give each reader a weight of 0 or more, and at least one above 0"),
     "E312": Kind("soft-edges", 'cut the values: "labels": {"threshold": 128}; or export masks without smoothing'),
+    "E313": Kind("segments-unclear", 'declare the class of each segment or structure: "segments": {"GTV": 1, …}'),
+    "E314": Kind("segments-overlap", 'declare which lies on top: the last of "segments": {"PTV": 1, "GTV": 2, …}'),
     "W311": Kind("all-void", "leave the image out, or look at the void value"),
     # The data set as a whole
     "E401": Kind("patient-in-two-splits", "move all images of a patient into one split"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -19,6 +19,7 @@ from ambiseg._util.errors import DataError
 from ambiseg._util.text import shape_text
 from ambiseg.io.errors import FileError, Problem
 from ambiseg.io.formats import FORMATS, suffix_of
+from ambiseg.io.planes import Planes
 
 _TOLERANCE = 0.1  # of a voxel: headers round positions, so smaller offsets between two grids are ignored
 
@@ -37,6 +38,8 @@ class Source:
         notes: warnings about the file, which can be read all the same.
         dpi: pixels per inch of a picture, across and down, if the file says so.
         units: of the values, if the file says so.
+        planes: of DICOM, the instance of each slice and where it lies.
+        ids: values of a mask are class ids, whatever masks of other formats mean; 65535 is void.
     """
 
     path: Path
@@ -50,6 +53,8 @@ class Source:
     notes: tuple[Problem, ...] = ()
     dpi: tuple[float, float] | None = None
     units: str = ""
+    planes: Planes | None = None
+    ids: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -72,6 +77,9 @@ class ReadOptions:
         axes: of NumPy arrays, such as ``"HWC"``; ``None``: ``HW`` or ``DHW``.
         axis: along which a NIfTI volume is cut into slices.
         like: the image of a mask, into whose voxel order the mask is turned; ``None``: it is turned as an image is.
+        image: the image of a mask, for formats without a grid of their own.
+        segments: class id, or "void", of each segment or structure by its name or number; the last is drawn on top.
+        classes: names of the class ids, if they are declared.
     """
 
     mask: bool = False
@@ -79,6 +87,9 @@ class ReadOptions:
     axes: str | None = None
     axis: int = 2
     like: Source | None = None
+    image: Source | None = None
+    segments: Mapping[str, int | str] | None = None
+    classes: tuple[str, ...] | None = None
 
     @property
     def applies_palette(self) -> bool:

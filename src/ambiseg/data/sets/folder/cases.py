@@ -37,6 +37,7 @@ from ambiseg.data.sets.folder.reading import Files, Kind, may_be_stack
 from ambiseg.data.sets.folder.settings import FILE, FolderSettings
 from ambiseg.io.errors import FileError, Problem
 from ambiseg.io.formats import format_of
+from ambiseg.io.rois import VOID_ID
 from ambiseg.io.source import Source
 from ambiseg.settings import validate
 
@@ -213,7 +214,11 @@ class Folder(Cases):
             for mask in place.entry.masks:
                 with self._tolerant:
                     source = self._files.open(mask.path, mask=True, like=self._grid(place.entry))
-                    seen.add(source.read(min(place.slice, source.slices - 1)), mask.path)
+                    values = source.read(min(place.slice, source.slices - 1))
+                    if source.ids:
+                        seen.count(None, mask.path)
+                    else:
+                        seen.add(values, mask.path)
         try:
             return observed_convention(seen, self.settings)
         except FileError as refused:
@@ -355,7 +360,13 @@ class Folder(Cases):
         for mask in entry.masks:
             try:
                 values = self._files.mask(mask.path, source, k)
-                if convention is not None:
+                if self._files.has_ids(mask.path):
+                    outside = values[0] == VOID_ID if values.dtype == np.uint16 else np.zeros((), bool)
+                    ids, void = values[0] * ~outside, outside if outside.any() else None
+                    ids = ids.astype(np.uint8) if ids.dtype == np.bool_ else ids
+                    if convention is None:
+                        observed.append((str(mask.path), None))
+                elif convention is not None:
                     ids, void = convention(values, mask.path)
                 else:
                     seen = observe(values, mask.path)

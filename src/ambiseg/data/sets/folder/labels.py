@@ -200,6 +200,9 @@ def declared_convention(settings: FolderSettings) -> Convention | None:
         return Convention("table", names or _named(mapped.values()), settings.void, mapped)
     if labels == "binary":
         return Convention("binary", names or plain_names(2), settings.void)
+    segments = max((target for target in (settings.segments or {}).values() if isinstance(target, int)), default=0)
+    if names is None and segments > 1:
+        names = plain_names(segments + 1)
     if names is not None and (labels == "ids" or len(names) > 2):
         return Convention("ids", names, settings.void)
     return None

@@ -45,7 +45,8 @@ class Files:
         self._settings, self._most = settings, most
         self._lossy = isinstance(settings.labels, Mapping) and "threshold" in settings.labels  # JPEG will do for masks
         axis = 2 if settings.axis is None else settings.axis
-        self._options = ReadOptions(coloured=settings.colours is not None, axes=settings.axes, axis=axis)
+        named = {"segments": settings.segments, "classes": settings.class_names}
+        self._options = ReadOptions(coloured=settings.colours is not None, axes=settings.axes, axis=axis, **named)
         self._opened: dict[tuple[Path, bool], Source] = {}
         self._bytes = 0
 
@@ -55,8 +56,8 @@ class Files:
         if key in self._opened:
             self._opened[key] = self._opened.pop(key)  # now the last used
             return self._opened[key]
-        like = None if self._settings.geometry == "ignore" else like
-        source = open_source(path, replace(self._options, mask=mask, like=like))
+        turned = None if self._settings.geometry == "ignore" else like
+        source = open_source(path, replace(self._options, mask=mask, like=turned, image=like))
         if mask and source.format == "JPEG" and not self._lossy:
             message = "expected a mask without loss, found JPEG, whose values are not class ids"
             raise FileError.of("E205", path, message)
@@ -103,6 +104,11 @@ class Files:
             message = f"expected the grid of {image.path.name}, found corners {miss:.3g} mm away from its own"
             raise FileError.of("E302", path, message)
         return source.read(k)
+
+    def has_ids(self, path: Path) -> bool:
+        """Whether a mask that was just read has class ids, whatever the numbers in other masks mean."""
+        source = self._opened.get((path, True))
+        return source is not None and source.ids
 
     def _size_advice(self, image: Source, mask: Source) -> str:
         if image.size == mask.size[::-1] and image.slices == mask.slices:

@@ -56,6 +56,10 @@ class FolderSettings(Settings):
     colours: dict[str, Any] | None = _unsaid(
         'for masks in colour, a class id (or void) for each: {"#000000": 0, "#ff0000": 1}'
     )
+    segments: Annotated[dict[str, Any], Field(min_length=1, max_length=4096)] | None = _unsaid(
+        "for DICOM SEG and RTSTRUCT, a class id (or void) for each segment or structure by its name or number: "
+        '{"PTV": 1, "GTV": 2}. Others are left out; where two overlap, the last is on top'
+    )
     channels: Literal[1, 3] | None = _unsaid("3 reads grey images as colour, 1 reads colour images as grey if they are")
     intensity: Intensity | None = _unsaid("how raw values become the network's input")
     units: str | None = _unsaid("of the images' values, such as HU; those of bytes and of CT in DICOM are known")
@@ -104,6 +108,8 @@ class FolderSettings(Settings):
             for value in labels:
                 if not re.fullmatch(r"[0-9]{1,18}", value):
                     raise SettingError("labels", f'expected values of a mask, such as "255", found {shown(value)}')
+        if self.segments is not None:
+            _check_targets("segments", self.segments, most)
         if self.colours is not None:
             _check_targets("colours", self.colours, most)
             for colour in self.colours:
