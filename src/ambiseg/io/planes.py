@@ -120,8 +120,8 @@ class Planes:
 def from_affine(affine: np.ndarray, slices: int, size: tuple[int, int]) -> Planes:
     """The planes of a volume with an affine from (slice, row, column) to millimetres right, front and up.
 
-    >>> from_affine(np.eye(4), 2, (4, 6)).corner.tolist()
-    [[-0.0, -0.0, 0.0], [-0.0, -0.0, 1.0]]
+    >>> from_affine(np.diag([2.0, 1, 1, 1]), 2, (4, 6)).corner[1].tolist()
+    [-2.0, -0.0, 0.0]
     """
     across_slices, down, across, origin = (affine[:3, axis] * _RAS for axis in range(4))
     corner = origin + np.arange(slices)[:, None] * across_slices
