@@ -16,7 +16,20 @@ from ambiseg._util import limits, own
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.terminal import animated
 from ambiseg._util.text import did_you_mean, printable
-from ambiseg.cli import compare, completion, data, demo, ensemble, evaluate, methods, predict, report, study, train
+from ambiseg.cli import (
+    compare,
+    completion,
+    data,
+    demo,
+    ensemble,
+    evaluate,
+    methods,
+    predict,
+    report,
+    serve,
+    study,
+    train,
+)
 from ambiseg.cli.guard import guarded
 from ambiseg.cli.options import divide, known_settings, regular
 
@@ -68,7 +81,7 @@ def parser() -> Parser:
     )
     top.add_argument("--version", action="version", version=f"ambiseg {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, train, ensemble, evaluate, compare, predict, report, study, methods, data, completion):
+    for command in (demo, train, ensemble, evaluate, compare, predict, serve, report, study, methods, data, completion):
         command.add(commands, Help)
     return top
 

@@ -40,6 +40,8 @@ class Source:
         units: of the values, if the file says so.
         planes: of DICOM, the instance of each slice and where it lies.
         ids: values of a mask are class ids, whatever masks of other formats mean; 65535 is void.
+        header: of an image whose file is gone, what :func:`ambiseg.io.write.geometry` kept of it.
+        geometry: a file that has the image's place in space, if it is not ``path`` itself.
     """
 
     path: Path
@@ -55,6 +57,8 @@ class Source:
     units: str = ""
     planes: Planes | None = None
     ids: bool = False
+    header: bytes = b""
+    geometry: Path | None = None
 
     @property
     def nbytes(self) -> int:

@@ -49,6 +49,29 @@ def write_map(path: Path, values: np.ndarray, source: Source) -> None:
             _write_png(file, values, colours, source.dpi)
 
 
+def geometry(source: Source) -> bytes:
+    """The part of an image's file that :func:`write_map` reads, as a small file without pixels: of NIfTI its header,
+    of TIFF its scale and its place on the ground. Empty for other formats.
+
+    Written to a file that ``Source.geometry`` names, it takes the place of a file that is gone.
+    """
+    if source.header or source.format not in ("NIfTI", "TIFF"):
+        return source.header
+    if source.format == "TIFF":
+        import tifffile
+
+        made = io.BytesIO()
+        tifffile.imwrite(made, np.zeros((1, 1), np.uint8), **_places(source.path))
+        return made.getvalue()
+    import nibabel
+
+    with guard(source.path):
+        original: Any = nibabel.load(source.path)
+        header = original.header.copy()
+        header["vox_offset"], header["magic"] = header.single_vox_offset, header.single_magic
+        return bytes(header.binaryblock) + bytes(4)  # no extensions
+
+
 def write_heat(path: Path, values: np.ndarray, top: float) -> None:
     """Write ``[H, W]`` values of 0 to ``top`` as a PNG whose palette shows higher ones brighter."""
     shown, flat = np.empty(values.shape, np.uint8), np.ascontiguousarray(values).reshape(-1)
@@ -73,7 +96,9 @@ def _write_tiff(file: BinaryIO, values: np.ndarray, source: Source) -> None:
 
     about: dict[str, Any] = {"photometric": "minisblack", "compression": "zlib"}
     about["metadata"] = {"axes": "ZYX" if values.ndim == 3 else "YX"}
-    tifffile.imwrite(file, values, **about, **(_places(source.path) if source.format == "TIFF" else {}))
+    tifffile.imwrite(
+        file, values, **about, **(_places(source.geometry or source.path) if source.format == "TIFF" else {})
+    )
 
 
 def _places(path: Path) -> dict[str, Any]:
@@ -104,7 +129,7 @@ def _write_nifti(file: BinaryIO, values: np.ndarray, source: Source) -> None:
     assert source.affine is not None
     volume = values[None] if values.ndim == 2 else values
     if source.format == "NIfTI":
-        original: Any = nibabel.load(source.path)
+        original: Any = nibabel.load(source.geometry or source.path)
         turn = np.round(np.linalg.pinv(original.affine) @ source.affine)  # (slice, row, column) -> the file's (i, j, k)
         steps = np.abs(turn[:3, :3])  # of an affine without an inverse, no permutation
         if (steps.sum(0) != 1).any() or (steps.sum(1) != 1).any():

@@ -86,7 +86,7 @@ class Predictor:
         # Slices are cut as in training: along another axis they look different.
         reading = self.card.reading
         axis = next((axis for axis in (self.options.axis, reading.axis) if axis is not None), 2)
-        self._reading = ReadOptions(axes=self.options.axes or reading.axes, axis=axis)
+        self.reading = ReadOptions(axes=self.options.axes or reading.axes, axis=axis)
         self.convert = self.options.convert or reading.convert
 
     @torch.no_grad()
@@ -104,7 +104,7 @@ class Predictor:
             name: None is that of the file.
             progress: called with the number of images or windows that went through the network, and how many will.
         """
-        source = image if isinstance(image, Source) else self._with_extra(open_source(Path(image), self._reading))
+        source = image if isinstance(image, Source) else self._with_extra(open_source(Path(image), self.reading))
         windows = plan(source.size, self.method.multiple, self.options.window, self.options.overlap)
         if self.method.incoherent and (windows or source.slices > 1):
             found = f"{source.form} in windows (window=0 takes it whole)" if windows else source.form
