@@ -8,6 +8,7 @@
 - :mod:`ambiseg.transport`   couplings (nearest, greedy, exact) and the relaxed transport objective
 - :mod:`ambiseg.metrics`     ged, matched_iou, ece, diversity, entropy; named protocols
 - :mod:`ambiseg.intervals`   bootstrap intervals by patient
+- :mod:`ambiseg.decisions`   what masks mean: one mask, measurements
 - :mod:`ambiseg.streaming`   the same metrics as torchmetrics classes
 - :mod:`ambiseg.nn`          backbones, heads, windows of large images
 - :mod:`ambiseg.methods`     the methods, and the protocol that they follow
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     )
     from ambiseg.comparison import compare
     from ambiseg.config import Config
+    from ambiseg.decisions.consensus import CONSENSUS, Consensus, consensus
+    from ambiseg.decisions.measure import MEASURES, Measurement, measure
     from ambiseg.ensembles import ensemble
     from ambiseg.evaluation import Evaluation, evaluate, evaluate_files
     from ambiseg.masks import MaskDistribution
@@ -77,6 +80,8 @@ __version__ = "0.2.0.dev0"
 _NAMES = {
     "comparison": ("compare",),
     "config": ("Config",),
+    "decisions.consensus": ("CONSENSUS", "Consensus", "consensus"),
+    "decisions.measure": ("MEASURES", "Measurement", "measure"),
     "ensembles": ("ensemble",),
     "evaluation": ("Evaluation", "evaluate", "evaluate_files"),
     "masks": ("MaskDistribution",),
@@ -99,10 +104,11 @@ _MODULES = (
 )  # fmt: skip
 
 __all__ = [  # noqa: RUF022 - names first, then modules
-    "METHODS", "PROTOCOLS", "Config", "Evaluation", "MaskDistribution", "Method", "MoSE", "Plan", "Predictive", "Run",
-    "Stratified", "TrainedModel", "bootstrap", "compare", "ece", "ensemble", "evaluate", "evaluate_files", "ged",
-    "load", "load_official", "matched_iou", "pairwise_iou", "pixel_entropy", "plan", "predict", "reliability_curve",
-    "report", "sample_diversity", "study", "train", "config", "data", "evaluation", "io", "masks", "methods", "metrics",
+    "CONSENSUS", "MEASURES", "METHODS", "PROTOCOLS", "Config", "Consensus", "Evaluation", "MaskDistribution",
+    "Measurement", "Method", "MoSE", "Plan", "Predictive", "Run", "Stratified", "TrainedModel", "bootstrap", "compare",
+    "consensus", "ece", "ensemble", "evaluate", "evaluate_files", "ged", "load", "load_official", "matched_iou",
+    "measure", "pairwise_iou", "pixel_entropy", "plan", "predict", "reliability_curve", "report", "sample_diversity",
+    "study", "train", "config", "data", "evaluation", "io", "masks", "methods", "metrics",
     "nn", "overlap", "prediction", "regions", "runs", "training", "transport",
 ]  # fmt: skip
 
