@@ -105,9 +105,12 @@ def show(found: Comparison, console: Console) -> None:
     """Print the tables of the metrics that were asked for, or of the main ones, and of costs."""
     from ambiseg.comparison.writing import (
         COST_HEAD,
+        LOOK_HEAD,
+        LOOK_TITLE,
         MARK,
         about,
         cost_rows,
+        look_rows,
         main_metrics,
         notes,
         rows_of,
@@ -125,6 +128,9 @@ def show(found: Comparison, console: Console) -> None:
         ]
         head = ["", "masks", *(["seeds"] if several else []), "mean [95 % interval]", "difference", ""]
         _print(table(head, rows, left=(0, 1)), console)
+    if looks := [[*row[:-1], f"{MARK} {row[-1]}" if row[-1] else ""] for row in look_rows(found)]:
+        console.print(LOOK_TITLE, style="bold", soft_wrap=True)
+        _print(table(("", *LOOK_HEAD[1:]), looks, left=(0, 1)), console)
     console.print("cost", style="bold")
     _print(table(("", *COST_HEAD[1:]), cost_rows(found.methods), left=(0, 1)), console)
     for line in notes(found):

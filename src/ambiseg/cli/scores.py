@@ -11,6 +11,7 @@ from ambiseg._util.text import count, percent, some
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ambiseg.evaluation.looking import Looking, Span
     from ambiseg.evaluation.results import Evaluation, Interval, Modes, SettingScores, Strata
 
 TITLES: dict[str, str] = {
@@ -54,6 +55,8 @@ def show(found: Evaluation, console: Console) -> None:
     if found.anchors:
         _show_anchors(found, console)
     _show_averages(found, console)
+    if found.looking is not None:
+        _show_looking(found.looking, found.annotator, console)
     _show_buckets(found, console)
     if found.strata is not None:
         _show_strata(found.strata, found.annotator, console)
@@ -115,6 +118,32 @@ def _show_averages(found: Evaluation, console: Console) -> None:
     for text in notes:
         _wrapped(text, console)
     console.print()
+
+
+def _show_looking(looking: Looking, annotator: str, console: Console) -> None:
+    """What it is worth to leave the images to the model that it is surest of."""
+    from ambiseg.evaluation.looking import LOSSES
+
+    rows = [
+        [_against(one.loss, annotator), interval(one.aurc), interval(one.excess)]
+        + [_number(value) for value in (one.random, one.oracle)]
+        for one in looking.shown
+    ]
+    console.print("when a person must look: images in the order of their expected disagreement", style="bold")
+    console.print(table(["against", "AURC", "excess", "random", "best"], rows))
+    for one in looking.shown:
+        _wrapped(
+            f"{_against(one.loss, annotator)}: {LOSSES[one.loss].format(annotator=annotator)}", console, "  ", "dim"
+        )
+    text = (
+        "AURC: mean loss of the images left to the model, over all shares of them; 0 is best; excess: over that of the"
+    )
+    _wrapped(f"{text} best order", console, "  ", style="dim")
+    console.print()
+
+
+def _against(loss: str, annotator: str) -> str:
+    return f"{annotator}s" if loss == "readers" else "GED"
 
 
 def _notes(found: Evaluation, setting: SettingScores) -> list[str]:
@@ -195,7 +224,7 @@ def _wrapped(text: str, console: Console, indent: str = "", style: str | None = 
         console.print(line, style=style)
 
 
-def interval(value: Interval) -> str:
+def interval(value: Interval | Span) -> str:
     """``0.190 [0.178, 0.203]``; the mean alone where one patient gives no interval."""
     if value.low is None:
         return _number(value.mean)

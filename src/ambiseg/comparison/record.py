@@ -13,9 +13,11 @@ from ambiseg._util.errors import DataError
 from ambiseg._util.files import write_text
 from ambiseg._util.progress import progress
 from ambiseg._util.reading import read_json, validated
+from ambiseg.comparison.looking import Area, areas
 from ambiseg.comparison.scores import Aggregate, Entry, aggregate, check_comparable, difference, setting_of
 from ambiseg.comparison.sources import Scored
 from ambiseg.comparison.timing import Timing
+from ambiseg.evaluation.looking import LossKey
 from ambiseg.evaluation.results import METRICS, Evaluation, Number
 from ambiseg.methods.drawing import FORMS
 
@@ -36,7 +38,7 @@ class Value(_Record):
     count: int
 
     @staticmethod
-    def of(found: Aggregate) -> Value:
+    def of(found: Aggregate | Area) -> Value:
         return Value(mean=found.mean, low=found.low, high=found.high, spread=found.spread, count=found.count)
 
     @property
@@ -81,6 +83,18 @@ class Method(_Record):
     mask_ratio: Number = None
 
 
+class LookRow(_Record):
+    """AURC of a method: the mean loss of the images that are left to it, those it is surest of first.
+
+    ``loss`` is ``readers``, how much the readers really disagreed, or ``ged``, what the method's masks get wrong.
+    """
+
+    method: str
+    loss: LossKey
+    value: Value
+    difference: Value | None
+
+
 class CaseRow(_Record):
     """One image: how its readers differ, and the GED of each method, the mean over seeds, in order."""
 
@@ -104,6 +118,7 @@ class Comparison(_Record):
         methods: in the order in which they were given.
         scores: of each method in each form, number of masks and metric.
         cases: every image.
+        looking: how well each method says which images a person must look at.
     """
 
     baseline: str
@@ -121,6 +136,7 @@ class Comparison(_Record):
     methods: list[Method] = Field(min_length=1)
     scores: list[Score]
     cases: list[CaseRow]
+    looking: list[LookRow] = []
 
     def score(self, method: str, form: str, samples: int, metric: str) -> Score | None:
         """One of the scores; ``None`` where there are no such masks."""
@@ -179,6 +195,7 @@ def comparison_of(
         methods=[_method(one, timings.get(one.entry.name), timings.get(baseline)) for one in scored],
         scores=[one for one in found if one is not None],
         cases=_cases(entries, base.first, max(samples)),
+        looking=[_looked(*one) for one in areas(entries, base)],
     )
 
 
@@ -198,6 +215,12 @@ def _score(entry: Entry, form: Any, samples: int, metric: str, baseline: Entry) 
         value=Value.of(value),
         difference=None if change is None else Value.of(change),
         against=None if change is None else against,
+    )
+
+
+def _looked(name: str, loss: LossKey, value: Area, change: Area | None) -> LookRow:
+    return LookRow(
+        method=name, loss=loss, value=Value.of(value), difference=None if change is None else Value.of(change)
     )
 
 

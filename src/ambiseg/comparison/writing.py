@@ -80,6 +80,23 @@ def rows_of(comparison: Comparison, metric: str) -> list[list[str]]:
 HEAD = ("method", "form", "masks", "seeds", "mean [95 % interval]", "difference to the baseline", "")
 
 
+LOOK_HEAD = ("method", "against", "AURC [95 % interval]", "difference to the baseline", "")
+LOOK_TITLE = "which images a person must look at: AURC, the mean loss of those left to the model; less is better"
+
+
+def look_rows(comparison: Comparison) -> list[list[str]]:
+    """Cells of the table of :class:`~ambiseg.comparison.record.LookRow`."""
+    losses, rows = {"readers": f"the {comparison.annotator}s' disagreement", "ged": "own GED"}, []
+    for one in comparison.looking:
+        own, change = one.method == comparison.baseline, one.difference
+        mark = ""
+        if change is not None and change.mean is not None and change.excludes_zero:
+            mark = "better" if change.mean < 0 else "worse"
+        moved = "baseline" if own else value_text(change, "ged", sign=True)
+        rows.append([one.method, losses[one.loss], value_text(one.value, "ged"), moved, mark])
+    return rows
+
+
 COST_HEAD = ("method", "kind", "parameters", "training, CPU min", "16 masks, CPU s", "in passes of the baseline")
 
 
@@ -152,6 +169,9 @@ def to_markdown(comparison: Comparison) -> str:
     for metric in comparison.metrics:
         rows = [[*row[:-1], f"\\{MARK} {row[-1]}" if row[-1] else ""] for row in rows_of(comparison, metric)]
         parts += [f"## {_md(title_of(metric, comparison.annotator))}", _md_table(HEAD, rows)]
+    if rows := look_rows(comparison):
+        rows = [[*row[:-1], f"\\{MARK} {row[-1]}" if row[-1] else ""] for row in rows]
+        parts += [f"## {_md(LOOK_TITLE)}", _md_table(LOOK_HEAD, rows)]
     parts += ["## Cost", _md_table(COST_HEAD, cost_rows(comparison.methods))]
     parts += ["\n".join(f"- {_md(line)}" for line in notes(comparison))]
     return "\n\n".join(parts) + "\n"

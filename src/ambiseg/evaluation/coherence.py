@@ -46,6 +46,12 @@ def _problems(e: Evaluation, metrics: tuple[str, ...]) -> Iterator[str]:
             yield f"strata.setting: expected one of {', '.join(keys)}, found {e.strata.setting!r}"
     if e.modes is not None:
         yield from _modes(e.modes, keys)
+    if e.looking is not None:
+        if e.looking.setting not in keys:
+            yield f"looking.setting: expected one of {', '.join(keys)}, found {e.looking.setting!r}"
+        yield from _lengths("looking", {"values": e.looking.values}, len(e.cases))
+        for one in e.looking.selections:
+            yield from _lengths(f"looking.{one.loss}", one.curve.__dict__, len(one.curve.coverage))
     if e.folds is not None:
         folds = e.folds
         if not folds.folds or len(folds.runs) != len(folds.folds) or not {*folds.folds} <= {*range(1, folds.count + 1)}:

@@ -20,6 +20,7 @@ from ambiseg._util.files import write_text
 from ambiseg._util.reading import read_json, validated
 from ambiseg._util.text import percent, shape_text
 from ambiseg.evaluation.coherence import incoherent
+from ambiseg.evaluation.looking import Looking
 from ambiseg.methods.formats import evaluation_of_format_1
 
 FORMAT = "ambiseg.Evaluation/3"
@@ -288,6 +289,7 @@ class Evaluation(_Record):
         strata: mean weight of each stratum, over all images and by bucket; ``None`` for methods without strata.
         modes: for data of known modes; else ``None``.
         cases: every image with its scores.
+        looking: in what order a person should look at images; ``None`` in files of earlier versions.
         folds: of a cross-validation, where several runs were pooled; else ``None``.
         unpredicted: for mask files, number of cases that were left out because they have none.
     """
@@ -316,6 +318,7 @@ class Evaluation(_Record):
     strata: Strata | None
     modes: Modes | None = None
     cases: list[CaseScores]
+    looking: Looking | None = None
     folds: Folds | None = None
     unpredicted: int = 0
 

@@ -16,6 +16,7 @@ from ambiseg.data.loader import Batch, seed_of
 from ambiseg.evaluation.anchors import AnchorScores, anchor_scores
 from ambiseg.evaluation.modes import ModeScores, score_modes
 from ambiseg.evaluation.results import METRICS, CaseScores, Number
+from ambiseg.evaluation.selecting import area_scores
 from ambiseg.masks import MaskDistribution, exact
 from ambiseg.methods.base import Predictive, Stratified
 from ambiseg.methods.drawing import Drawing, bias, draw, settings_of
@@ -62,17 +63,18 @@ class ScoringRules:
 @dataclass(frozen=True, eq=False)
 class ScoredCase:
     """One image's scores, what others score on it and, by setting, what is pooled over images: binned pixels and masks
-    among known modes."""
+    among known modes; and how much masks are expected to differ by their areas."""
 
     scores: CaseScores
     curves: dict[str, ReliabilityCurve]
     modes: dict[str, ModeScores] = field(default_factory=dict)
     anchors: AnchorScores | None = None
+    areas: dict[str, float] = field(default_factory=dict)
 
     def renamed(self, old: str, new: str) -> ScoredCase:
         """The same with another key for a setting."""
         scores = self.scores.model_copy(update={"scores": {new: self.scores.scores[old]}})
-        return replace(self, scores=scores, curves={new: self.curves[old]})
+        return replace(self, scores=scores, curves={new: self.curves[old]}, areas={new: self.areas[old]})
 
 
 def score_batch(
@@ -126,11 +128,14 @@ def _score(
     scores: list[dict[str, dict[str, Number]]] = [{} for _ in names]
     curves: list[dict[str, ReliabilityCurve]] = [{} for _ in names]
     modes: list[dict[str, ModeScores]] = [{} for _ in names]
+    areas: list[dict[str, float]] = [{} for _ in names]
     regions = annotations.regions if rules.flips and isinstance(annotations, RegionMasks) else None
     own = sample_diversity(annotations, **rules.options), pixel_entropy(annotations, rules.classes)
     for key, drawing in drawings:
         for i, (row, curve) in enumerate(_compare(drawing, annotations, rules, names[0])):
             scores[i][key], curves[i][key] = row, curve
+        for found, area in zip(areas, area_scores(drawing.masks, annotations, rules.evaluated), strict=True):
+            found[key] = area
         if regions is not None:
             placed = score_modes(drawing, regions, rules.flips, rules.evaluated, rules.protocol)
             for found, mode in zip(modes, placed, strict=True):
@@ -153,7 +158,7 @@ def _score(
     for i, (diversity, entropy) in enumerate(zip(*(values.tolist() for values in own), strict=True)):
         about: dict[str, Any] = {name: column[i] for name, column in columns.items()}
         case = CaseScores(**about, annotations={"diversity": diversity, "entropy": entropy})
-        scored.append(ScoredCase(case, curves[i], modes[i], anchors[i]))
+        scored.append(ScoredCase(case, curves[i], modes[i], anchors[i], areas[i]))
     return scored
 
 

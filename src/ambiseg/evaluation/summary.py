@@ -33,6 +33,7 @@ from ambiseg.evaluation.results import (
     headline,
 )
 from ambiseg.evaluation.scoring import ScoredCase
+from ambiseg.evaluation.selecting import looking
 from ambiseg.metrics import ReliabilityCurve, bootstrap
 
 _RESAMPLES = 10_000  # of all images
@@ -68,6 +69,8 @@ def summarise(
         about |= _beside(
             anchors, cases, settings, about.get("annotator", "reader"), bool(flips), about.get("unit", "patient")
         )
+    key = headline(settings, EvaluationConfig().samples).key
+    areas = [one.areas[key] for one in scored if key in one.areas]
     return Evaluation(
         images=len(cases),
         patients=len(set(patients)),
@@ -77,6 +80,7 @@ def summarise(
         modes=summarise_modes([one.modes for one in among], flips, classes, weights),
         classes=list(classes),
         cases=cases,
+        looking=looking(cases, settings, areas if len(areas) == len(cases) else None),
         **about,
     )
 

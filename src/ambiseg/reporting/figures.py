@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ambiseg._util.files import atomic_write
+from ambiseg.evaluation.looking import Looking
 from ambiseg.evaluation.results import EmptyMasks, Evaluation, Modes, SettingScores, Strata
 from ambiseg.reporting.terms import Standing
 from ambiseg.viz.colours import BRIGHT, INK, LINE, OTHERS, PAPER, SERIES, SOFT, VARIABLES
@@ -218,6 +219,25 @@ def reliability(figure: Figure, setting: SettingScores, annotator: str) -> None:
 
 def _diagonal(axes: Axes) -> None:
     axes.plot([0, 1], [0, 1], color=SOFT, linestyle=(0, (3, 2)), linewidth=1.1)
+
+
+def risk_coverage(figure: Figure, looking: Looking, annotator: str) -> None:
+    """Mean loss of the images that are left to the model, by their share, beside a random and the best order."""
+    titles = {"readers": f"what {annotator}s disagree on", "ged": "what masks get wrong (GED)"}
+    shown = looking.shown
+    parts = figure.subplots(1, len(shown), squeeze=False)[0]
+    for axes, one in zip(parts, shown, strict=True):
+        x = one.curve.coverage
+        axes.axhline(one.random, color=SOFT, linestyle=(0, (3, 2)), linewidth=1.1, label="random order")
+        axes.plot(x, one.curve.oracle, color=OTHERS, label="best order")
+        axes.plot(x, one.curve.risk, color=BLUE, label="the model's order")
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, None)
+        axes.set_xticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
+        axes.set_title(titles[one.loss])
+    parts[0].set_ylabel("mean loss of these images")
+    figure.supxlabel("share of the images left to the model", size=9)
+    figure.legend(*parts[0].get_legend_handles_labels(), loc="outside upper left", ncols=3, handlelength=1.6)
 
 
 # -- strata -----------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import ambiseg.reporting.figures as figures
 from ambiseg import config as configuration
 from ambiseg._util.text import count
 from ambiseg.evaluation.results import Evaluation, SettingScores
+from ambiseg.evaluation.selecting import looking_of
 from ambiseg.methods import method_named
 from ambiseg.methods.schedules import Schedule
 from ambiseg.metrics import PROTOCOLS
@@ -77,6 +78,7 @@ def page(run: Run, evaluation: Evaluation, gallery: Gallery | None, folder: Path
         standing=standing,
         scale_end=end,
         region=evaluation.region.text if evaluation.region else "region not recorded",
+        looking=looking_of(evaluation),
         metrics=metrics,
         buckets=buckets,
         bucket_metrics={k: metric for k, metric in metrics.items() if any(k in b.metrics for b in buckets)},
@@ -165,6 +167,8 @@ def _plots(run: Run, evaluation: Evaluation, headline: SettingScores, made: Figu
         plots["ged"] = made.plot("ged", figures.ged_by_samples, evaluation)
     if headline.ece.mean is not None:
         plots["reliability"] = made.plot("reliability", figures.reliability, headline, who)
+    if looking := looking_of(evaluation):
+        plots["looking"] = made.plot("looking", figures.risk_coverage, looking, who)
     name = re.sub(r"\W+", "-", f"{strata.name}s").strip("-") if strata else ""
     if strata:
         plots["strata"] = made.plot(name, figures.strata_weights, strata, who)
