@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ambiseg import MaskDistribution, MoSE, overlap, transport
+from ambiseg._util.errors import ConfigError
 from ambiseg.methods.mose.grouping import merge_alike
 from ambiseg.nn import Adapter, UNet
 from ambiseg.regions import RegionMasks, partition
@@ -345,3 +346,37 @@ def test_bad_calls_are_refused():
         model.loss(images, annotations, gamma=0.5)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="capacity must be at least"):
         model.loss(images, annotations, capacity=0.01)
+
+
+def test_a_prior_on_usage_sends_annotations_to_experts_that_are_used():
+    """Of two experts that draw alike, the one of more weight explains the annotation; without the prior the nearer."""
+    model = MoSE(1, 2, "unet-light", experts=2, samples=1, stochastic=False)
+    with torch.no_grad():
+        model.experts.mean.copy_(torch.tensor([[0.0], [1e-4]]))
+    images, readers = torch.rand(2, 1, 16, 16), torch.randint(2, (2, 1, 16, 16))
+    weights = torch.tensor([[0.9, 0.1], [0.7, 0.3]])
+    model.gate.forward = lambda pooled: weights  # type: ignore[method-assign]
+    plain = model.loss(images, readers)
+    costs = plain["kl"]
+    for heavy in (0, 1):
+        weights = weights if heavy == 0 else weights.flip(1)
+        kl = model.loss(images, readers, usage_prior=10.0)["kl"]
+        expected = -torch.tensor([0.9, 0.7]).log().mean()
+        assert kl.item() == pytest.approx(expected.item(), rel=1e-4), (heavy, costs)
+
+
+def test_a_prior_on_usage_charges_the_entropy_of_mean_weights_beside_the_energy_score():
+    model = MoSE(1, 2, "unet-light", experts=3, samples=2, objective="energy")
+    images, readers = torch.rand(2, 1, 16, 16), torch.randint(2, (2, 2, 16, 16))
+    weights = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.0, 0.5]])
+    model.gate.forward = lambda pooled: weights  # type: ignore[method-assign]
+    plain, charged = (
+        model.loss(images, readers, usage_prior=prior, generator=torch.Generator().manual_seed(0))
+        for prior in (0.0, 2.0)
+    )
+    mean = torch.tensor([0.5, 0.25, 0.25])
+    entropy = -(mean * mean.log()).sum().item()
+    assert charged["usage"].item() == pytest.approx(entropy, rel=1e-5)
+    assert (charged["total"] - plain["total"]).item() == pytest.approx(2 * entropy, rel=1e-4)
+    with pytest.raises(ConfigError, match="usage_prior: expected 0 unless"):
+        MoSE(1, 2, "unet-light", objective="all-pairs", usage_prior=0.1)

@@ -18,7 +18,9 @@ _IMAGES = 10  # of training, per expert that is planned
 _DRAWS = 1 << 13  # samples of all experts together in a training step, at most
 _LARGEST_WEIGHT = 1e6  # of a class
 _BY_IOU = 4  # classes up to which masks are compared by overlap
-_RANGES = dict.fromkeys(("capacity", "group_threshold", "annealing", "energy_share"), (0.0, 1.0))
+_RANGES = dict.fromkeys(("capacity", "group_threshold", "annealing", "energy_share"), (0.0, 1.0)) | {
+    "usage_prior": (0.0, 100.0)
+}
 
 
 class MoSEConfig(MethodConfig):
@@ -46,6 +48,11 @@ class MoSEConfig(MethodConfig):
     )
     annealing: Scheduled = Field(
         default=1.0, description="how far annotation weights have gone from uniform (0) to their own values (1)"
+    )
+    usage_prior: Scheduled = Field(
+        default=0.0,
+        description="λ, a prior on few experts: an annotation goes to the sample of least cost − λ log of its expert's "
+        "mean weight, and the energy score is charged λ times the entropy of the mean weights; 0 is off",
     )
     solver: Solver = Field(default="greedy", description="of the coupling: greedy as in the paper, exact, or released")
     kl: Literal["paper", "released"] = Field(
@@ -159,6 +166,11 @@ class MoSEConfig(MethodConfig):
             if self.stochastic and min(counts) < 2:
                 needs = "at least 2 with objective energy, which compares samples of one expert"
                 raise SettingError("samples", f"expected {needs}, found {shown(min(counts))}")
+        if max(values_of(self.usage_prior)) > 0:
+            matched = self.objective != "all-pairs" and self.form == "weighted"
+            if not matched or self.expert_weights != "learned":
+                needs = "0 unless expert_weights are learned, the objective transport or energy, and the form weighted"
+                raise SettingError("usage_prior", f"expected {needs}, found {shown(values_of(self.usage_prior))}")
         if isinstance(self.expert_weights, list):
             self._check_weights(self.expert_weights)
         return self

@@ -76,6 +76,7 @@ class MoSE(Method):
         "transport": "how far the masks are from the annotations that they are matched with",
         "kl": "how far the weights of the masks are from the share of the annotations that each is matched with",
         "distance": "the mean distance between a mask and an annotation",
+        "usage": "the entropy of the mean weights of the experts, which the prior on few experts makes small",
         "spread": "the mean distance between two masks; the energy score is twice the distance less the spread",
     }
 
@@ -161,6 +162,7 @@ class MoSE(Method):
         group_threshold: float | None = None,
         annealing: float | None = None,
         energy_share: float | None = None,
+        usage_prior: float | None = None,
     ) -> dict[str, Tensor]:
         """The optimal-transport calibration loss (equation 6), averaged over the images that have a valid pixel.
 
@@ -170,8 +172,9 @@ class MoSE(Method):
             images: ``[B, in_channels, H, W]``.
             annotations: M masks per image with their weights.
             generator: of all random draws.
-            capacity, samples, group_threshold, annealing, energy_share: γ, S, G₀, the annealing and the share of the
-                energy score of this step, when a schedule moves them; ``None`` takes the setting's last value.
+            capacity, samples, group_threshold, annealing, energy_share, usage_prior: γ, S, G₀, the annealing, the
+                share of the energy score and λ of this step, when a schedule moves them; ``None`` takes the setting's
+                last value.
 
         Returns:
             ``total``, and the terms that it is made of: ``transport`` and ``kl``, ``distance`` and ``spread``; scalars.
@@ -181,6 +184,7 @@ class MoSE(Method):
         samples = round(final(config.samples) if samples is None else samples)
         threshold = final(config.group_threshold) if group_threshold is None else group_threshold
         annealing = final(config.annealing) if annealing is None else annealing
+        prior = final(config.usage_prior) if usage_prior is None else usage_prior
         share = 0.0
         if config.objective == "energy":
             share = final(config.energy_share) if energy_share is None else energy_share
@@ -191,6 +195,7 @@ class MoSE(Method):
         drawn = self._draw(predictive, samples, generator)
         grouping = threshold < 1 and config.form == "weighted" and config.objective != "all-pairs" and share < 1
         costs = self._costs(predictive, drawn.latents, annotations, grouping, pairs=share > 0)
+        usage = at_least_float32(predictive.weights).mean(0) if prior > 0 else None
         v = _annealed(annotations.mass, annealing).to(costs.cost.dtype)
         counted = _has_valid_pixels(annotations).to(costs.cost.dtype)
 
@@ -200,14 +205,18 @@ class MoSE(Method):
         terms: dict[str, Tensor] = {}
         total = torch.zeros((), device=costs.cost.device)
         if share < 1:
+            rare = None if usage is None else -prior * _log(usage.detach())
             terms["transport"], terms["kl"] = map(
-                mean, self._matched(costs, drawn, v, annotations, capacity, threshold)
+                mean, self._matched(costs, drawn, v, annotations, capacity, threshold, rare)
             )
             total = (1 - share) * (terms["transport"] + config.beta * terms["kl"])
         if costs.distances is not None:
             energy = energy_from_costs(costs.cost, costs.distances, drawn.weights, v, self.experts.count)
             terms["distance"], terms["spread"] = mean(energy.distance), mean(energy.spread)
             total = total + share * mean(energy.total)
+            if usage is not None:
+                terms["usage"] = -(usage * _log(usage)).sum()
+                total = total + share * prior * terms["usage"]
         return {"total": total, **{name: term.detach() for name, term in terms.items()}}
 
     # -- parts of the loss -----------------------------------------------------------------------------------
@@ -234,8 +243,12 @@ class MoSE(Method):
         annotations: MaskDistribution,
         capacity: float,
         threshold: float,
+        rare: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Transport and KL of every image ``[B]``, for annotations of weights ``v``."""
+        """Transport and KL of every image ``[B]``, for annotations of weights ``v``.
+
+        ``rare``, ``[K]``, is added to the costs of an expert's samples while annotations are matched.
+        """
         config, cost = self.config, costs.cost
         if config.objective == "all-pairs":
             transport = (drawn.weights[:, :, None] * v[:, None] * cost).sum((1, 2))
@@ -243,7 +256,10 @@ class MoSE(Method):
         if config.form == "gumbel":
             plan = optimal_plan(cost, drawn.weights, v)
             return (plan * cost).sum((1, 2)), torch.zeros_like(cost[:, 0, 0])
-        plan = couple(cost, v, capacity, config.solver)
+        asked = cost
+        if rare is not None:
+            asked = cost + rare.to(cost.dtype).repeat_interleave(cost.shape[1] // self.experts.count)[:, None]
+        plan = couple(asked, v, capacity, config.solver)
         groups = None
         if costs.modes is not None:
             groups = merge_alike(costs.modes, self.classes, threshold, annotations.valid)
@@ -406,6 +422,11 @@ def _annealed(mass: Tensor, annealing: float) -> Tensor:
         return mass
     present = (mass > 0).to(mass.dtype)
     return annealing * mass + (1 - annealing) * present / present.sum(1, keepdim=True)
+
+
+def _log(weights: Tensor) -> Tensor:
+    """Of weights that may have become 0."""
+    return weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
 
 
 def _has_valid_pixels(annotations: MaskDistribution) -> Tensor:
