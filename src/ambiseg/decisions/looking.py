@@ -20,8 +20,7 @@ from torch import Tensor
 from ambiseg.energy import pair_weights
 from ambiseg.intervals import Interval
 from ambiseg.masks import MaskDistribution, Masks, as_masks, exact
-from ambiseg.metrics import PROTOCOLS
-from ambiseg.overlap import occurring, pairwise_iou
+from ambiseg.overlap import Absent, occurring, pairwise_iou
 
 _RESAMPLES = 2_000
 _AT_ONCE = 1 << 21  # numbers of resamples at a time
@@ -32,7 +31,7 @@ Values = Tensor | np.ndarray | Sequence[float | None]
 
 
 def expected_disagreement(
-    masks: Masks, classes: Sequence[int] | None = None, protocol: str = "mose", strata: int | None = None
+    masks: Masks, classes: Sequence[int] | None = None, absent: Absent = "agree", strata: int | None = None
 ) -> Tensor:
     """E[1 − IoU(S, S′)] of two independent draws, ``[B]``:  Σ_{i<j} w_ij (1 − IoU(S_i, S_j)).
 
@@ -42,7 +41,7 @@ def expected_disagreement(
     Args:
         masks: N masks per image, of a prediction or of readers.
         classes: over which IoU is averaged; ``None``: all foreground classes that occur.
-        protocol: a key of ``PROTOCOLS``: what IoU is where a class is absent.
+        absent: what IoU is where neither mask has a class; see :func:`ambiseg.overlap.pairwise_iou`.
         strata: K, if the masks are N / K draws from each of K strata, side by side; see
             :func:`ambiseg.energy.pair_weights`.
 
@@ -51,7 +50,7 @@ def expected_disagreement(
     """
     masks = as_masks(masks)
     classes = occurring(masks) if classes is None else list(classes)
-    apart = 1 - exact(pairwise_iou(masks, masks, classes, PROTOCOLS[protocol].absent(classes)))
+    apart = 1 - exact(pairwise_iou(masks, masks, classes, absent))
     i, j = torch.triu_indices(masks.count, masks.count, 1, device=masks.device)
     weights = exact(masks.mass)
     pairs = pair_weights(weights / weights.sum(1, keepdim=True), strata)
