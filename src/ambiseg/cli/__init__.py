@@ -29,6 +29,7 @@ from ambiseg.cli import (
     serve,
     study,
     train,
+    view,
 )
 from ambiseg.cli.guard import guarded
 from ambiseg.cli.options import divide, known_settings, regular
@@ -81,7 +82,8 @@ def parser() -> Parser:
     )
     top.add_argument("--version", action="version", version=f"ambiseg {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, train, ensemble, evaluate, compare, predict, serve, report, study, methods, data, completion):
+    inner = (demo, train, ensemble, evaluate, compare, predict, view, serve, report, study, methods, data, completion)
+    for command in inner:
         command.add(commands, Help)
     return top
 
