@@ -33,10 +33,11 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 test: setup lint  ## Lint, check types, run all tests and doctests
 	$(BIN)/python -m pytest -n auto --maxprocesses 8
 
-lint: setup  ## ruff (rules and format) and pyright
+lint: setup  ## ruff (rules and format), pyright, and TypeScript on the page's modules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/python tools/check_js.py
 
 format: setup  ## Rewrite the code in the project's format
 	$(BIN)/ruff check --fix .

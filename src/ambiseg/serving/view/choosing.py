@@ -97,7 +97,13 @@ def _of_data(place: str) -> View:
 
 
 def _of_runs(
-    runs: Sequence[Run], names: Sequence[str], images: Sequence[str], data: str | None, which: str, dicom: str, split: str
+    runs: Sequence[Run],
+    names: Sequence[str],
+    images: Sequence[str],
+    data: str | None,
+    which: str,
+    dicom: str,
+    split: str,
 ) -> View:
     labels = _labels(names)
     models = [Served.open(run, label, which) for run, label in zip(runs, labels, strict=True)]  # type: ignore[arg-type]
@@ -106,9 +112,9 @@ def _of_runs(
     reading = runs[0].card.reading
     axis = 2 if reading.axis is None else reading.axis
     options = ReadOptions(axes=reading.axes, axis=axis)
-    entries: list[Entry] = [NewImage(found, options) for found in (find_inputs(images, dicom) if images else ())]
-    opened = 0 if entries else None
-    entries += run_cases(runs, data, split)
+    given = [NewImage(found, options) for found in (find_inputs(images, dicom) if images else ())]
+    entries: list[Entry] = [*given, *run_cases(runs, data, split)]
+    opened = 0 if given or data is not None else None
     return View("models", " and ".join(labels), models, entries, opened)
 
 

@@ -46,9 +46,12 @@ class Entry(Protocol):
         values: what is known of it before it is opened, by column.
     """
 
-    name: str
-    kind: str
-    values: Mapping[str, float | int | str | None]
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def values(self) -> Mapping[str, float | int | str | None]: ...
 
     def open(self, jobs: Jobs, model: int, options: Options) -> Job:
         """A job, whose scene is what is to be looked at."""

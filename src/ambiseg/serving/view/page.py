@@ -1,4 +1,4 @@
-"""The page itself: HTML, style, modules and colours, all from the package, and the policy that nothing else is loaded."""
+"""The page itself: HTML, style, modules and colours, all of the package; and the policy that nothing else is loaded."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_PACKAGE = "ambiseg.serving.view"
 _KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 _PAGE = {  # variables of this page alone: on light and on dark screens
     "--paper": ("#f6f8fa", "#0f141b"),
@@ -46,7 +47,7 @@ def static_files() -> dict[str, tuple[bytes, str]]:
     ['api.js', 'cases.js', 'controls.js']
     """
     found = {}
-    for file in (resources.files(__package__) / "static").iterdir():
+    for file in (resources.files(_PACKAGE) / "static").iterdir():
         suffix = "." + file.name.rpartition(".")[2]
         if suffix in _KINDS:
             found[file.name] = file.read_bytes(), _KINDS[suffix]
@@ -55,7 +56,7 @@ def static_files() -> dict[str, tuple[bytes, str]]:
 
 def page(values: Mapping[str, str]) -> str:
     """The HTML with ``$name`` filled in; every value is escaped."""
-    text = (resources.files(__package__) / "static" / "index.html").read_text(encoding="utf-8")
+    text = (resources.files(_PACKAGE) / "static" / "index.html").read_text(encoding="utf-8")
     return Template(text).substitute({name: html.escape(value) for name, value in values.items()})
 
 

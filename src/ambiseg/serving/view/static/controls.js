@@ -209,7 +209,7 @@ function showWindow() {
   }
   const at = all.findIndex((one) => one.low === low && one.high === high);
   select.value = at < 0 ? "" : String(at);
-  const units = state.scenes[0]?.summary.units || state.models[state.scenes[0]?.model ?? 0]?.units;
+  const units = state.scenes[0]?.summary.units;
   find("#window-units", HTMLElement).textContent = units ? `, ${units}` : "";
 }
 
