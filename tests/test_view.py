@@ -185,7 +185,7 @@ def test_words_of_the_command(tiny_run, saved, tmp_path, monkeypatch):
     view = choose([], data="nodules")
     assert (view.kind, view.entries[0].kind) == ("data", "readers")
     monkeypatch.chdir(tmp_path)
-    for given, expected in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"places": []}, "expected a run"),
         ({"places": [], "other": "demo"}, "--data|first run"),
         ({"places": ["dmeo"]}, "did you mean"),
@@ -193,7 +193,8 @@ def test_words_of_the_command(tiny_run, saved, tmp_path, monkeypatch):
         ({"places": ["demo", "none.png"]}, "found nothing of that name"),
         ({"places": ["demo", str(tmp_path)]}, "expected images"),
         ({"places": [], "data": "none"}, "found nothing of that name"),
-    ):
+    ]
+    for given, expected in refused:
         with pytest.raises((ConfigError, DataError), match=expected) as error:
             choose(**given)
         assert "\n" not in str(error.value)
