@@ -51,6 +51,7 @@ examples:
   ambiseg predict runs/mine scans/ --skip-existing    go on after an interruption
   ambiseg predict runs/mine scans/ --devices 4        four processes, which share the images
   ambiseg predict demo ct.png --assume-window -1000 400   a CT that was saved for the screen
+  ambiseg predict runs/mine ct/ --dicom-seg           segmentations for a PACS, 3D Slicer or OHIF
   ambiseg predict runs/mine scan.png --json --quiet   results for another program
 """
 
@@ -74,6 +75,7 @@ _SHELL = {  # arguments of functions that error messages name, as they are typed
     r"\bper_stratum=(\d+)": r"--per-stratum \1",
     r"\bsamples=(\d+)": r"--samples \1",
     "set samples instead": "use --samples",
+    "dicom_seg='masks'": "--dicom-seg masks",
     "for assume_window": "for --assume-window",
     "whose folder extra names": "whose folder --extra names",
 }
@@ -120,6 +122,12 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     images.add_argument("--dicom", choices=("series", "files"), default="series", help=dicom)
 
     add_limit(images)
+
+    also = command.add_argument_group("further files")
+    segmented: dict[str, Any] = {"nargs": "?", "const": "masks", "choices": ("masks", "strata")}
+    text = "of DICOM images a DICOM SEG: a segment for each of the masks (default) or strata, and probabilities"
+    also.add_argument("--dicom-seg", **segmented, help=text)
+    also.add_argument("--nifti-4d", action="store_true", help="probabilities as NIfTI with four axes, and a label map")
 
     running = command.add_argument_group("running")
     running.add_argument("--which", choices=("best", "last"), default="best", help="weights of (default: best)")
@@ -175,6 +183,7 @@ def _predict_into(out: Path, arguments: argparse.Namespace) -> int:
     from ambiseg._util.processes import first_process
     from ambiseg._util.progress import reporting
     from ambiseg.prediction import Options, Predictor
+    from ambiseg.prediction.exchange import Exchange
     from ambiseg.prediction.inputs import find_inputs
     from ambiseg.prediction.loop import predict_each
     from ambiseg.prediction.writing import target
@@ -193,7 +202,8 @@ def _predict_into(out: Path, arguments: argparse.Namespace) -> int:
     stopped, odd = None, 0
     try:
         with reporting("predicting", silent) as report:
-            for one in predict_each(predictor, todo, out, existing, arguments.overview, report, share):
+            exchange = Exchange.of(arguments.dicom_seg or False, arguments.nifti_4d)
+            for one in predict_each(predictor, todo, out, existing, arguments.overview, report, share, exchange):
                 lines.append((one.number, line := _line(one)))
                 odd += bool(line.get("notes"))
                 for note in line.get("notes", ()) if odd <= _WARNED else ():

@@ -36,7 +36,10 @@ def suffix_for(source: Source) -> str:
 
 
 def write_map(path: Path, values: np.ndarray, source: Source) -> None:
-    """Write ``[H, W]`` or ``[D, H, W]`` in the format of the path's suffix, with the geometry of ``source``."""
+    """Write ``[H, W]`` or ``[D, H, W]`` in the format of the path's suffix, with the geometry of ``source``.
+
+    A NIfTI may have several values per voxel, ``[D, H, W, V]``.
+    """
     with atomic_write(path) as file:
         if path.name.endswith(".nii.gz"):
             _write_nifti(file, values, source)
@@ -135,13 +138,15 @@ def _write_nifti(file: BinaryIO, values: np.ndarray, source: Source) -> None:
         if (steps.sum(0) != 1).any() or (steps.sum(1) != 1).any():
             found = original.affine[:3, :3].tolist()
             raise DataError(f"{source.path}: expected an affine that can be inverted, found {found}")
-        volume = apply_orientation(volume, io_orientation(turn)).reshape(original.shape[:3])
+        volume = apply_orientation(volume, io_orientation(turn)).reshape(
+            (*original.shape, 1)[:3] + values.shape[3:] if values.ndim == 4 else original.shape[:3]
+        )
         image = nibabel.Nifti1Image(volume, original.affine, original.header)
         image.header.extensions.clear()
         for field in ("descrip", "aux_file", "db_name"):  # may name the patient, and describe another file
             image.header[field] = b""
     else:
-        image = nibabel.Nifti1Image(volume.transpose(2, 1, 0), source.affine[:, [2, 1, 0, 3]])
+        image = nibabel.Nifti1Image(np.moveaxis(volume, (2, 1, 0), (0, 1, 2)), source.affine[:, [2, 1, 0, 3]])
         image.header.set_xyzt_units("mm")
     image.set_data_dtype(values.dtype)
     image.header["cal_min"] = image.header["cal_max"] = 0  # the display window of the image does not fit these values

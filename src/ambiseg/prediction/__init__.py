@@ -15,6 +15,7 @@ from torch import Tensor
 from ambiseg._util.errors import DataError
 from ambiseg.io.source import Source
 from ambiseg.methods.base import Method
+from ambiseg.prediction.exchange import Exchange
 from ambiseg.prediction.inputs import array_source, find_inputs
 from ambiseg.prediction.loop import predict_each
 from ambiseg.prediction.predictor import Predictor
@@ -48,6 +49,8 @@ def predict(
     dicom: str = "series",
     existing: Existing = "refuse",
     overview: bool = True,
+    dicom_seg: bool | str = False,
+    nifti_4d: bool = False,
     which: Which = "best",
     device: torch.device | str | None = None,
     card: Card | None = None,
@@ -66,6 +69,9 @@ def predict(
         dicom: DICOM files of one folder are the slices of one ``"series"``, or separate ``"files"``.
         existing: what to do with earlier results in ``out``: ``"refuse"``, ``"skip"`` their images, ``"overwrite"``.
         overview: also draw ``overview.png``.
+        dicom_seg: also write DICOM SEG that refer to the image, which must be DICOM: a segment for each of the
+            ``"masks"`` (True), or of the ``"strata"``; and the probability of each class.
+        nifti_4d: also write probabilities of classes and strata as NIfTI with four axes, and a label map with names.
         which: weights of the ``best`` epoch or of the ``last``; a model has its own.
         device: to compute on; None is the CPU for a run, and the device of the weights for a model.
         card: of a method from memory; None: images are its input as they are, and classes have plain names.
@@ -85,6 +91,7 @@ def predict(
     ('background', 'foreground')
     """
     reading = {"convert": convert, "axes": axes, "axis": axis, "assume_window": assume_window, "extra": extra}
+    exchange = Exchange.of(dicom_seg, nifti_4d)
     options = Options(per_stratum, samples, seed, window, overlap, merge, symmetries=symmetries, keep=keep, **reading)
     given = [images] if isinstance(images, str | os.PathLike | np.ndarray | Tensor) else list(images)
     arrays = [image for image in given if isinstance(image, np.ndarray | Tensor)]
@@ -98,7 +105,8 @@ def predict(
         todo = [(name, image) for name, image in todo if target(Path(out), name, existing) is not None]
     predictor = Predictor(run, options, which, device, card)
     results = []
-    for found in predict_each(predictor, todo, None if out is None else Path(out), existing, overview):
+    folder = None if out is None else Path(out)
+    for found in predict_each(predictor, todo, folder, existing, overview, exchange=exchange):
         if found.prediction is None:
             raise found.error or RuntimeError(found.name)
         for note in found.prediction.notes:

@@ -14,6 +14,7 @@ from ambiseg._util.errors import ConfigError, DataError
 from ambiseg._util.extras import require
 from ambiseg._util.processes import quiet_lightning
 from ambiseg.io.source import Source
+from ambiseg.prediction.exchange import Exchange
 from ambiseg.prediction.predictor import Predictor
 from ambiseg.prediction.result import Prediction
 from ambiseg.prediction.writing import Existing, write
@@ -43,6 +44,7 @@ def predict_each(
     overview: bool = True,
     progress: Progress | None = None,
     part: slice = slice(None),
+    exchange: Exchange | None = None,
 ) -> Iterator[Outcome]:
     """One image after the other, in order; a thread writes the files of one while the next goes through the network.
 
@@ -51,7 +53,9 @@ def predict_each(
         out, existing, overview: see :func:`ambiseg.predict`.
         progress: called with (done, total), in windows and slices if there is one image, else in images.
         part: of the images.
+        exchange: further forms of each prediction; an image that has no such form is not predicted.
     """
+    exchange = exchange or Exchange()
     numbers = range(len(images))[part]
     with ThreadPoolExecutor(1) as writer:
         waiting: deque[tuple[Outcome, Future[Path] | None]] = deque()
@@ -64,12 +68,13 @@ def predict_each(
 
             found = Outcome(number, name, image, None, None, None)
             try:
+                exchange.check(image)
                 found = found._replace(prediction=predictor(image, name, step))
             except DataError as error:
                 found = found._replace(error=error)
             job = None
             if found.prediction is not None and out is not None:
-                job = writer.submit(write, found.prediction, out, existing, overview)
+                job = writer.submit(write, found.prediction, out, existing, overview, exchange)
             waiting.append((found, job))
             del found, job  # what is handed on is not kept here, while the next one takes its memory
             while len(waiting) > _WAITING or sum(_size(one) for one, _ in waiting) > _BYTES:
@@ -84,7 +89,10 @@ def _size(found: Outcome) -> int:
 
 
 def _written(found: Outcome, job: Future[Path] | None) -> Outcome:
-    return found if job is None else found._replace(folder=job.result())
+    try:
+        return found if job is None else found._replace(folder=job.result())
+    except DataError as error:  # files that this image alone cannot have
+        return found._replace(prediction=None, error=error)
 
 
 class Processes:

@@ -25,6 +25,7 @@ from ambiseg._util.bands import counted
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import atomic_folder, atomic_write, write_text
 from ambiseg.io.write import suffix_for, write_heat, write_map
+from ambiseg.prediction.exchange import Exchange, write_exchange
 from ambiseg.prediction.overview import draw_overview
 from ambiseg.prediction.result import Kept, Prediction
 
@@ -46,18 +47,22 @@ def target(out: Path, name: str, existing: Existing) -> Path | None:
 
 
 def write(
-    prediction: Prediction, out: str | os.PathLike[str], existing: Existing = "refuse", overview: bool = True
+    prediction: Prediction,
+    out: str | os.PathLike[str],
+    existing: Existing = "refuse",
+    overview: bool = True,
+    exchange: Exchange | None = None,
 ) -> Path:
     """Write all files of a prediction to ``out/<its name>`` and return that folder."""
     folder = Path(out) / prediction.name
     if target(Path(out), prediction.name, existing) is not None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as draft:
-            _fill(prediction, draft, overview)
+            _fill(prediction, draft, overview, exchange or Exchange())
     return folder
 
 
-def _fill(prediction: Prediction, folder: Path, overview: bool) -> None:
+def _fill(prediction: Prediction, folder: Path, overview: bool, exchange: Exchange) -> None:
     source, classes, strata = prediction.source, len(prediction.classes), prediction.strata
     labels, suffix = prediction.masks.labels[0].numpy(), suffix_for(source)
     digits = max(2, len(str(len(labels) - 1)))
@@ -71,7 +76,7 @@ def _fill(prediction: Prediction, folder: Path, overview: bool) -> None:
     write_map(folder / entropy, values, source)
     if source.slices == 1:
         write_heat(folder / "entropy.png", values, float(np.log(classes)))
-    about = _about(prediction, list(masks), list(centres), entropy)
+    about = _about(prediction, list(masks), list(centres), entropy) | write_exchange(prediction, folder, exchange)
     write_text(folder / "weights.json", json.dumps(about, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     if overview:
         with atomic_write(folder / "overview.png") as file:
