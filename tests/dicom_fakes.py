@@ -38,7 +38,7 @@ def file(path: Path, kind: str, **attributes: Any) -> FileDataset:
     return data
 
 
-def _pixels(data: Dataset, pixels: np.ndarray) -> None:
+def put_pixels(data: Dataset, pixels: np.ndarray) -> None:
     data.Rows, data.Columns = pixels.shape[-2:]
     data.SamplesPerPixel, data.PhotometricInterpretation, data.PixelRepresentation = 1, "MONOCHROME2", 1
     data.BitsAllocated, data.BitsStored, data.HighBit = 16, 16, 15
@@ -59,7 +59,7 @@ def series(
             data.ImageOrientationPatient, data.PixelSpacing = list(orientation), list(SPACING)
             data.SliceThickness = step
         data.RescaleIntercept, data.RescaleSlope, data.RescaleType = -1024, 1, "HU"
-        _pixels(data, pixels + 1024)
+        put_pixels(data, pixels + 1024)
         data.save_as(path, enforce_file_format=True)
     return folder
 
@@ -83,7 +83,7 @@ def enhanced(path: Path, volume: np.ndarray, order: Sequence[int] | None = None,
         group.FrameContentSequence = Items([_item({"StackID": "1", "InStackPositionNumber": k + 1})])
         frames.append(group)
     data.SharedFunctionalGroupsSequence, data.PerFrameFunctionalGroupsSequence = Items([shared]), Items(frames)
-    _pixels(data, volume[order] + 1024)
+    put_pixels(data, volume[order] + 1024)
     data.save_as(path, enforce_file_format=True)
     return path
 

@@ -24,6 +24,7 @@ _EMPTY = (  # must be there, but may be empty; programs that remove names often 
     *("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate"),
     *("StudyTime", "ReferringPhysicianName"),
 )
+_STEPS = 255  # of a probability
 _LABEL, _TEXT = 64, 1024  # characters of LO and ST
 
 
@@ -87,6 +88,8 @@ def write_seg(
     if takes > most_bytes():
         message = f"expected segments of at most {most_bytes():,} bytes ({OPTION}), found {takes:,}"
         raise DataError(f"{source.path}: {message}; fewer masks take less")
+    if kind == "FRACTIONAL":  # as it is stored: what rounds to nothing is no mark
+        pixels = np.round(pixels * np.float32(_STEPS)) / np.float32(_STEPS)
     files = list(dict.fromkeys(planes.files))
     if len(files) > 1 and not pixels.any():
         files, pixels = files[:1], pixels[:1]  # of a file without any mark all frames are written
@@ -94,7 +97,9 @@ def write_seg(
         sources = [_source(file) for file in files]
         try:
             made = _segmentation(sources, pixels, segments, kind, title, number, algorithm)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:  # highdicom's, about the image
+        except (DataError, ModuleNotFoundError, MemoryError):
+            raise
+        except Exception as error:  # highdicom's, about the image
             said = " ".join(str(error).split()).removesuffix(".")[:200]
             found = f"found {type(error).__name__}: {said}"
             raise DataError(f"{source.path}: expected DICOM that a SEG can be made of, {found}") from None
@@ -143,7 +148,8 @@ def _segmentation(
         software_versions=__version__,
         device_serial_number="0",
         fractional_type="PROBABILITY",
-        max_fractional_value=255,
+        max_fractional_value=_STEPS,
+        omit_empty_frames=bool(pixels.any()),  # there must be one
         content_label="AMBISEG",
         content_description=_short(title),
         series_description=_short(title),
