@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import nibabel
 import numpy as np
@@ -28,7 +29,7 @@ def nifti(path, shape=(7, 5, 4), affine=OBLIQUE):
 
 
 def load(folder, name):
-    image = nibabel.load(folder / name)
+    image: Any = nibabel.load(folder / name)
     return np.asanyarray(image.dataobj), image
 
 
@@ -54,7 +55,7 @@ def test_the_marginal_and_the_most_probable_class(tmp_path, kind):
     labels, labelled = load(folder, "labels.nii.gz")
     np.testing.assert_array_equal(aligned(labels, labelled.affine, made.source), expected.argmax(0))
     np.testing.assert_allclose(image.affine, labelled.affine)
-    np.testing.assert_allclose(image.affine, nibabel.load(folder / "mask_00.nii.gz").affine)
+    np.testing.assert_allclose(image.affine, load(folder, "mask_00.nii.gz")[1].affine)
     assert image.header.get_xyzt_units()[0] == ("mm" if kind != "oblique" else "unknown")
     if kind == "oblique":
         np.testing.assert_allclose(image.affine, OBLIQUE)
