@@ -18,6 +18,7 @@
 - :mod:`ambiseg.runs`        the folder of a run, and loading a model from it
 - :mod:`ambiseg.planning`    ``plan``: settings that fit the data, with reasons; warnings before a training
 - :mod:`ambiseg.training`    ``train``; :mod:`ambiseg.evaluation` ``evaluate``; :mod:`ambiseg.prediction` ``predict``
+- :mod:`ambiseg.exporting`   ``export``, a trained model as one ONNX file or PyTorch program
 - :mod:`ambiseg.reporting`   ``report``, the page of a run
 - :mod:`ambiseg.comparison`  ``compare``, methods on the same images
 - :mod:`ambiseg.studies`     ``study``, tables of papers on any data
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from ambiseg.decisions.measure import MEASURES, Measurement, measure
     from ambiseg.ensembles import ensemble
     from ambiseg.evaluation import Evaluation, evaluate, evaluate_files
+    from ambiseg.exporting import export
     from ambiseg.masks import MaskDistribution
     from ambiseg.methods import METHODS, Method, MoSE, Predictive, Stratified, load_official
     from ambiseg.metrics import (
@@ -84,6 +86,7 @@ _NAMES = {
     "decisions.measure": ("MEASURES", "Measurement", "measure"),
     "ensembles": ("ensemble",),
     "evaluation": ("Evaluation", "evaluate", "evaluate_files"),
+    "exporting": ("export",),
     "masks": ("MaskDistribution",),
     "methods": ("METHODS", "Method", "MoSE", "Plan", "Predictive", "Stratified", "load_official"),
     "metrics": (
@@ -106,10 +109,10 @@ _MODULES = (
 __all__ = [  # noqa: RUF022 - names first, then modules
     "CONSENSUS", "MEASURES", "METHODS", "PROTOCOLS", "Config", "Consensus", "Evaluation", "MaskDistribution",
     "Measurement", "Method", "MoSE", "Plan", "Predictive", "Run", "Stratified", "TrainedModel", "bootstrap", "compare",
-    "consensus", "ece", "ensemble", "evaluate", "evaluate_files", "ged", "load", "load_official", "matched_iou",
-    "measure", "pairwise_iou", "pixel_entropy", "plan", "predict", "reliability_curve", "report", "sample_diversity",
-    "study", "train", "config", "data", "evaluation", "io", "masks", "methods", "metrics",
-    "nn", "overlap", "prediction", "regions", "runs", "training", "transport",
+    "consensus", "ece", "ensemble", "evaluate", "evaluate_files", "export", "ged", "load", "load_official",
+    "matched_iou", "measure", "pairwise_iou", "pixel_entropy", "plan", "predict", "reliability_curve", "report",
+    "sample_diversity", "study", "train", "config", "data", "evaluation", "io", "masks", "methods", "metrics", "nn",
+    "overlap", "prediction", "regions", "runs", "training", "transport",
 ]  # fmt: skip
 
 

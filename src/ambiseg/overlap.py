@@ -360,6 +360,8 @@ COSTS: dict[str, Cost] = {"iou": iou_cost, "ce": ce_cost}
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """No autocast: sums over thousands of pixels overflow half precision and lose the digits that couplings compare."""
     kind = x.device.type
+    if torch.compiler.is_exporting():  # a graph has no autocast
+        return nullcontext()
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 

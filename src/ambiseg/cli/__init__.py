@@ -23,6 +23,7 @@ from ambiseg.cli import (
     demo,
     ensemble,
     evaluate,
+    export,
     methods,
     predict,
     report,
@@ -82,8 +83,8 @@ def parser() -> Parser:
     )
     top.add_argument("--version", action="version", version=f"ambiseg {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    inner = (demo, train, ensemble, evaluate, compare, predict, view, serve, report, study, methods, data, completion)
-    for command in inner:
+    first = demo, train, ensemble, evaluate, compare, predict, export, view, serve
+    for command in (*first, report, study, methods, data, completion):
         command.add(commands, Help)
     return top
 

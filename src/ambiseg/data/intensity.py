@@ -71,6 +71,8 @@ class Intensity:
     def ranges(images: Tensor) -> Tensor:
         """``[B, C, 2]``: the 0.5th and 99.5th percentile of every channel, from a regular sample of the pixels."""
         flat = images.flatten(2)
+        if torch.compiler.is_exporting():
+            return _ranges_of_any_size(flat.float())
         flat = flat[:, :, :: max(1, flat.shape[2] // _SAMPLE)].float()
         p, q = torch.quantile(flat, torch.tensor([0.005, 0.995], device=flat.device), 2)
         return torch.stack([p, torch.where(q > p, q, p + 1)], 2)
@@ -113,3 +115,17 @@ class Intensity:
         std = np.sqrt(np.maximum(square / count - mean**2, 0))
         std[std == 0] = 1.0  # a constant channel
         return Intensity(low, high, tuple(mean.tolist()), tuple(std.tolist()))
+
+
+def _ranges_of_any_size(flat: Tensor) -> Tensor:
+    """:meth:`Intensity.ranges` of ``[B, C, P]`` in steps that ``torch.export`` can follow without knowing P."""
+    pixels = flat.shape[2]
+    step = torch.sym_max(1, pixels // _SAMPLE)
+    taken = torch.arange((pixels + step - 1) // step, device=flat.device) * step
+    ordered = flat.index_select(2, taken).sort(2).values
+    last = ordered.shape[2] - 1
+    rank = torch.tensor([0.005, 0.995], device=flat.device) * last
+    below = rank.floor()
+    low, high = (ordered.index_select(2, place.long()) for place in (below, (below + 1).clamp_max(last)))
+    p, q = torch.lerp(low, high, rank - below).unbind(2)
+    return torch.stack([p, torch.where(q > p, q, p + 1)], 2)

@@ -15,11 +15,12 @@ from ambiseg._util.bands import bands
 from ambiseg._util.errors import ConfigError
 from ambiseg.masks import Masks, at_least_float32
 from ambiseg.methods.base import Method, Noise, Predictive, PublishedConfig
-from ambiseg.methods.predictive import Canvas, Chunked, InParts, mean_of
+from ambiseg.methods.predictive import Canvas, Chunked, InParts, Numbers, mean_of, placed_noise
 from ambiseg.methods.targets import one_each
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.diffusion import CategoricalDiffusion, cosine, drawn, visited
 from ambiseg.nn.diffusion_unet import EACH, DiffusionUNet
+from ambiseg.nn.features import repeated
 from ambiseg.nn.pixelhead import label_dtype
 from ambiseg.nn.places import new_seeds
 from ambiseg.nn.windows import Block, Step, Tile, Windows, blended, tiles
@@ -109,6 +110,7 @@ class CCDM(Method):
         scale, each = (1, 1) if config.published else (backbone.scale, EACH)
         self.network = DiffusionUNet(classes + in_channels, classes, config.levels(backbone), scale, each)
         self.diffusion = CategoricalDiffusion(classes, cosine(config.timesteps))
+        self.visits = visited(config.timesteps, config.steps)
 
     @property
     def multiple(self) -> int:
@@ -179,7 +181,7 @@ class CCDM(Method):
         """
         dtype = label_dtype(self.classes)
         x = (noise.uniform(_START, 1, size)[:, :, 0] * self.classes).floor().to(dtype)
-        for t, s in pairwise([*visited(self.config.timesteps, self.config.steps), 0]):
+        for t, s in pairwise([*self.visits, 0]):
             if s == 0:
                 yield from guess(x, t)
                 return
@@ -218,6 +220,11 @@ class CCDMPredictive(Chunked):
     @property
     def at_once(self) -> int:
         return _at_once(self.images[:, 0].numel(), self.images.device)
+
+    seeded = True
+
+    def noise_of_numbers(self, numbers: Numbers) -> Noise:
+        return placed_noise(numbers)
 
     @torch.no_grad()
     def soft(self, noise: Noise) -> Tensor:
@@ -292,8 +299,8 @@ class _Joint(InParts):
 def _guessed(model: CCDM, images: Tensor, x: Tensor, t: int) -> Tensor:
     """p̂_0 ``[B, N, C, H, W]`` of labels ``[B, N, H, W]`` at t."""
     N = x.shape[1]
-    steps = torch.full((len(images) * N,), t, device=images.device)
-    return model.guess(images.repeat_interleave(N, 0), x.flatten(0, 1), steps).unflatten(0, (-1, N))
+    steps = torch.full((images.shape[0] * N,), t, device=images.device)
+    return model.guess(repeated(images, N), x.flatten(0, 1), steps).unflatten(0, (-1, N))
 
 
 def _noise(images: Tensor, n: int, generator: torch.Generator | None) -> Noise:

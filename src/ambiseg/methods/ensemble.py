@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ambiseg.masks import MaskDistribution, Masks
 from ambiseg.methods.base import Method, Noise, ParameterGroup, Predictive, PublishedConfig, Stratified, evaluation
 from ambiseg.methods.dense import DensePredictive, in_parts
-from ambiseg.methods.predictive import mean_of
+from ambiseg.methods.predictive import Numbers, mean_of
 from ambiseg.methods.unet import UNetConfig, UNetMethod
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.features import Backbone, Features
@@ -107,7 +107,7 @@ class Ensemble(Method):
 
     def _predictive(self, dense: Tensor, size: tuple[int, int]) -> EnsemblePredictive:
         E = len(self.members)
-        weights = torch.full((len(dense), E), 1 / E, device=dense.device, dtype=dense.dtype)
+        weights = torch.full((dense.shape[0], E), 1 / E, device=dense.device, dtype=dense.dtype)
         return EnsemblePredictive(dense.unflatten(1, (E, self.classes)), weights, size)
 
     def predict_windows(self, image: Tensor, windows: Windows, step: Step | None = None) -> Predictive:
@@ -176,6 +176,10 @@ class EnsemblePredictive(DensePredictive, Stratified):
         """The member of every draw: nothing else is random."""
         return Noise(strata[..., None], strata=strata)
 
+    def noise_of_numbers(self, numbers: Numbers) -> Noise:
+        assert numbers.strata is not None
+        return self.noise_of(numbers.strata)
+
     def centre_noise(self) -> Noise:
         E = self.weights.shape[1]
         strata = torch.arange(E, device=self.weights.device).expand(len(self.weights), -1)
@@ -197,7 +201,7 @@ class EnsemblePredictive(DensePredictive, Stratified):
         return torch.stack([probs.argmax(1).to(dtype) for probs in self.of_members.unbind(1)], 1)
 
     def _chosen(self, of_members: Tensor, noise: Noise) -> Tensor:
-        image = torch.arange(len(of_members), device=of_members.device)[:, None]
+        image = torch.arange(of_members.shape[0], device=of_members.device)[:, None]
         return of_members[image, noise.codes[..., 0]]
 
     def of_part(self, dense: Tensor) -> EnsemblePredictive:

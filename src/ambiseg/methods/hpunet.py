@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ambiseg._util.errors import ConfigError
 from ambiseg.masks import Masks, at_least_float32
 from ambiseg.methods.base import Method, Noise, ParameterGroup, PublishedConfig
-from ambiseg.methods.predictive import Chunked
+from ambiseg.methods.predictive import Chunked, Numbers, placed_noise
 from ambiseg.methods.schedules import Scheduled, check_range, final
 from ambiseg.methods.targets import CLIP, Target, one_each
 from ambiseg.nn.config import BackboneConfig
@@ -274,9 +274,13 @@ class HPUNetPredictive(Chunked):
 
     def noise(self, n: int, generator: torch.Generator | None = None) -> Noise:
         device, B = self.bottom.features.device, len(self.bottom.features)
+        return self.noise_of_numbers(Numbers(seeds=new_seeds(B, n, generator, device)))
+
+    seeded = True
+
+    def noise_of_numbers(self, numbers: Numbers) -> Noise:
         free = [float(level not in self.levels) for level in range(len(self.model.latents))]
-        codes = torch.tensor(free, device=device).repeat(B, n, 1)
-        return Noise(codes, seeds=new_seeds(B, n, generator, device))
+        return placed_noise(numbers, torch.tensor(free, device=self.bottom.features.device))
 
     @property
     def at_once(self) -> int:
@@ -287,15 +291,17 @@ class HPUNetPredictive(Chunked):
 
     def logits(self, noise: Noise) -> Tensor:
         """Logits of every draw, all at once, differentiable:  ``[B, N, C, H, W]``."""
-        B = len(self.bottom.features)
+        B, drawn = self.bottom.features.shape[0], False  # whether maps are those of draws already
 
         def choose(level: int, p: Gaussian) -> Tensor:
+            nonlocal drawn
             if level in self.levels:
                 return p.mean  # of all draws alike, as long as no level before was drawn
             size = p.mean.shape[2], p.mean.shape[3]
             normal = noise.normal(level, p.mean.shape[1], size, self.model.stride(level)).to(p.mean.dtype)
             normal = normal * noise.codes[:, :, level, None, None, None].to(normal.dtype)
-            return p.at(normal).flatten(0, 1) if len(p.mean) == B else p.at(normal.flatten(0, 1))
+            first, drawn = not drawn, True
+            return p.at(normal).flatten(0, 1) if first else p.at(normal.flatten(0, 1))
 
         state = self.model.prior.walked(self.bottom, choose).state
         logits = self.model.logits(state, self.size).unflatten(0, (B, -1))

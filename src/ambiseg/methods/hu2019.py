@@ -15,6 +15,7 @@ from ambiseg._util.errors import ConfigError
 from ambiseg.masks import MaskDistribution, Masks, as_masks, at_least_float32
 from ambiseg.methods.base import Noise
 from ambiseg.methods.dense import BAND, DensePredictive
+from ambiseg.methods.predictive import Numbers
 from ambiseg.methods.probunet import CodeConfig, LatentUNet
 from ambiseg.methods.schedules import Scheduled, check_range, final
 from ambiseg.methods.targets import CLIP
@@ -364,10 +365,23 @@ class HuPredictive(DensePredictive):
         codes = torch.randn(shape, generator=generator, device=mean.device, dtype=mean.dtype)
         return Noise(codes, seeds=new_seeds(len(mean), n, generator, mean.device))
 
+    seeded = True
+
+    @property
+    def normals(self) -> int:  # type: ignore[override]
+        return self.prior.mean.shape[1]
+
+    def noise_of_numbers(self, numbers: Numbers) -> Noise:
+        assert numbers.normals is not None
+        return Noise(numbers.normals, seeds=numbers.seeds)
+
     def probs(self, noise: Noise) -> Tensor:
         B, F2, H, W = self.dense.shape
         some = max(1, _AT_ONCE // max(1, B * F2 * H * W))
         return torch.cat([self._probs(noise[i : i + some]) for i in range(0, noise.count, some)], 1)
+
+    def soft(self, noise: Noise) -> Tensor:
+        return self._probs(noise)
 
     def _probs(self, noise: Noise) -> Tensor:
         with full_precision(self.dense):

@@ -13,7 +13,7 @@ from torch import Tensor
 from ambiseg._util.errors import ConfigError
 from ambiseg.masks import Masks, at_least_float32
 from ambiseg.methods.base import Method, Noise, PublishedConfig, evaluation
-from ambiseg.methods.predictive import Chunked
+from ambiseg.methods.predictive import Chunked, Numbers, placed_noise
 from ambiseg.methods.targets import one_each
 from ambiseg.methods.unet import cross_entropy
 from ambiseg.nn.config import BackboneConfig
@@ -144,6 +144,11 @@ class DropoutPredictive(Chunked):
         """A seed for each draw; what is dropped at a place follows from it."""
         B, device = self.maps[0].shape[0], self.maps[0].device
         return Noise(torch.zeros(B, n, 1, device=device), seeds=new_seeds(B, n, generator, device))
+
+    seeded = True
+
+    def noise_of_numbers(self, numbers: Numbers) -> Noise:
+        return placed_noise(numbers)
 
     def soft(self, noise: Noise) -> Tensor:
         with self._mode():

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -104,12 +104,34 @@ class Noise:
         return as_normal_(self.uniform(key, channels, size, stride))
 
 
+class Numbers(NamedTuple):
+    """Numbers that decide N draws per image, for those who draw them without a generator of PyTorch's.
+
+    Attributes:
+        normals: ``[B, N, L]`` of a standard normal distribution; ``None`` where L is 0.
+        seeds: ``[B, N]`` int32, any; ``None`` for methods whose noise does not belong to places.
+        strata: ``[B, N]`` int64, from 0 to K - 1; ``None`` for methods without strata.
+    """
+
+    normals: Tensor | None = None
+    seeds: Tensor | None = None
+    strata: Tensor | None = None
+
+
 def mean_of(probs: Tensor, mass: Tensor) -> Tensor:
     """``Σ_n mass_n probs_n`` of ``[B, N, C, H, W]`` and ``[B, N]``, in 32 bits also under autocast: a mean over draws
     in 16 bits does not sum to 1 over the classes."""
     probs = at_least_float32(probs)
     with full_precision(probs):
         return torch.einsum("bn,bnchw->bchw", mass.to(probs.dtype), probs)
+
+
+def placed_noise(numbers: Numbers, codes: Tensor | None = None) -> Noise:
+    """Noise that seeds decide alone; ``codes`` are the same for all draws, ``[L]``, or say nothing."""
+    seeds = numbers.seeds
+    assert seeds is not None
+    codes = torch.zeros(1, device=seeds.device) if codes is None else codes
+    return Noise(codes.expand(*seeds.shape, len(codes)), seeds=seeds)
 
 
 class Predictive(ABC):
@@ -119,11 +141,15 @@ class Predictive(ABC):
         classes: C, background included.
         size: (H, W) of the images.
         passes: how often networks run over all windows of a large image to render; 0 where features are kept.
+        normals: L, standard normal numbers that decide a draw; 0 for none.
+        seeded: whether a seed decides a draw, for noise that belongs to places.
     """
 
     classes: int
     size: tuple[int, int]
     passes: int = 0
+    normals: int = 0
+    seeded: bool = False
 
     @abstractmethod
     def noise(self, n: int, generator: torch.Generator | None = None) -> Noise:
@@ -132,6 +158,15 @@ class Predictive(ABC):
     @abstractmethod
     def probs(self, noise: Noise) -> Tensor:
         """Class probabilities of every draw, ``[B, N, C, H, W]``."""
+
+    def noise_of_numbers(self, numbers: Numbers) -> Noise:
+        """The noise that follows from numbers: how programs without PyTorch's generators draw masks."""
+        kind = type(self).__name__
+        raise ConfigError(f"model: expected a method whose draws follow from numbers, found {kind}, which does not say")
+
+    def soft(self, noise: Noise) -> Tensor:
+        """:meth:`probs` of all draws together, without a step that depends on sizes: what ``torch.export`` follows."""
+        return self.probs(noise)
 
     def render(self, noise: Noise) -> MaskDistribution:
         """The masks of a noise, with its weights and the mean of their soft predictions as ``marginal``."""

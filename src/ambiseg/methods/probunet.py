@@ -15,6 +15,7 @@ from torch import Tensor
 from ambiseg.masks import MaskDistribution, Masks, at_least_float32
 from ambiseg.methods.base import Method, Noise, Predictive, PublishedConfig, evaluation
 from ambiseg.methods.dense import BAND, DensePredictive, drawn, in_parts
+from ambiseg.methods.predictive import Numbers
 from ambiseg.methods.schedules import Scheduled, check_range, final
 from ambiseg.methods.targets import CLIP, Target, one_each
 from ambiseg.nn.config import BackboneConfig
@@ -22,7 +23,7 @@ from ambiseg.nn.gaussian import Gaussian, GaussianHead, Scale, kl
 from ambiseg.nn.latent import LatentEncoder
 from ambiseg.nn.likelihood import pixel_ce
 from ambiseg.nn.mlp import PixelMLP
-from ambiseg.nn.pixelhead import Folded, as_rows, mean_softmax, pixel_logits
+from ambiseg.nn.pixelhead import Folded, as_rows, mean_softmax, pixel_logits, plain_logits
 from ambiseg.nn.pooled import Beside, Pooled, PooledHead
 from ambiseg.nn.windows import Step, Windows, stitched
 
@@ -240,6 +241,8 @@ class LatentPredictive(DensePredictive):
     def logits(self, codes: Tensor) -> Tensor:
         """Logits of given codes, differentiable:  ``[B, N, L] -> [B, N, C, H, W]``."""
         if self._tiled:
+            if torch.compiler.is_exporting():
+                return plain_logits(self.dense, self.model.head.fold(codes))
             return pixel_logits(*self._folded(codes)).unflatten(3, self.size)
         return self.model.head(self.dense, codes)
 
@@ -291,6 +294,14 @@ class ProbUNetPredictive(LatentPredictive):
         mean = self.prior.mean
         shape = len(mean), n, mean.shape[1]
         return Noise(torch.randn(shape, generator=generator, device=mean.device, dtype=mean.dtype))
+
+    @property
+    def normals(self) -> int:  # type: ignore[override]
+        return self.prior.mean.shape[1]
+
+    def noise_of_numbers(self, numbers: Numbers) -> Noise:
+        assert numbers.normals is not None
+        return Noise(numbers.normals)
 
     def codes(self, noise: Noise) -> Tensor:
         return self.prior.at(noise.codes)

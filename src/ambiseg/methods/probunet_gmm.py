@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ambiseg.methods.base import Noise, Stratified
+from ambiseg.methods.predictive import Numbers
 from ambiseg.methods.probunet import LatentPredictive, LatentUNet, LatentUNetConfig
 from ambiseg.nn.gaussian import Gaussian, Mixture, MixtureHead, kl_of_draws
 from ambiseg.nn.pooled import PooledHead
@@ -51,6 +52,14 @@ class MixturePredictive(LatentPredictive, Stratified):  # pyright: ignore[report
         shape = *strata.shape, mean.shape[2]
         noise = torch.randn(shape, generator=generator, device=mean.device, dtype=mean.dtype)
         return Noise(noise, strata=strata)
+
+    @property
+    def normals(self) -> int:  # type: ignore[override]
+        return self.prior.mean.shape[2]
+
+    def noise_of_numbers(self, numbers: Numbers) -> Noise:
+        assert numbers.normals is not None
+        return Noise(numbers.normals, strata=numbers.strata)
 
     def centre_noise(self) -> Noise:
         """The mean of every component."""

@@ -15,6 +15,7 @@ from ambiseg._util.bands import bands
 from ambiseg.masks import MaskDistribution, Masks, at_least_float32
 from ambiseg.methods.base import Noise, PublishedConfig
 from ambiseg.methods.pixelwise import Pixelwise, PointPredictive
+from ambiseg.methods.predictive import Numbers, placed_noise
 from ambiseg.methods.schedules import Scheduled, check_range, final
 from ambiseg.methods.targets import CLIP, one_each
 from ambiseg.nn.config import BackboneConfig
@@ -179,6 +180,18 @@ class SSNPredictive(PointPredictive):
         shape = len(mean), n, max(self.normal.rank, 1)
         codes = torch.randn(shape, generator=generator, device=mean.device, dtype=mean.dtype)
         return Noise(codes, seeds=new_seeds(len(mean), n, generator, mean.device))
+
+    seeded = True
+
+    @property
+    def normals(self) -> int:  # type: ignore[override]
+        return self.normal.rank
+
+    def noise_of_numbers(self, numbers: Numbers) -> Noise:
+        """Where R is 0 there is no ε₁."""
+        if numbers.normals is None:
+            return placed_noise(numbers)
+        return Noise(numbers.normals, seeds=numbers.seeds)
 
     def _scores(self, noise: Noise) -> Tensor:
         """Logits of every draw ``[B, N, C, H, W]``; of two classes their margin ``[B, N, 1, H, W]``."""

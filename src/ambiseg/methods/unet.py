@@ -13,6 +13,7 @@ from torch import Tensor
 from ambiseg.masks import MaskDistribution, Masks, at_least_float32
 from ambiseg.methods.base import Noise, PublishedConfig
 from ambiseg.methods.pixelwise import Pixelwise, PointPredictive
+from ambiseg.methods.predictive import Numbers, placed_noise
 from ambiseg.methods.targets import Target, one_each
 from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.likelihood import pixel_ce
@@ -113,9 +114,17 @@ class PixelPredictive(PointPredictive):
         return self.of_pixels.shape[2], self.of_pixels.shape[3]
 
     def noise(self, n: int, generator: torch.Generator | None = None) -> Noise:
-        B, device = len(self.of_pixels), self.of_pixels.device
+        B, device = self.of_pixels.shape[0], self.of_pixels.device
         seeds = None if self.sampling == "point" else new_seeds(B, n, generator, device)
         return Noise(torch.zeros(B, n, 1, device=device), seeds=seeds)
+
+    @property
+    def seeded(self) -> bool:  # type: ignore[override]
+        return self.sampling != "point"
+
+    def noise_of_numbers(self, numbers: Numbers) -> Noise:
+        """A mask that nothing decides is there once."""
+        return placed_noise(numbers) if self.seeded else self.noise(1)
 
     def probs(self, noise: Noise) -> Tensor:
         if self.sampling == "point":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -149,6 +150,13 @@ class Adapter(Backbone):
         return Features(crop(dense, images.shape[2:]), gate)
 
 
+def repeated(maps: Tensor, times: int) -> Tensor:
+    """Every map ``times`` times, side by side:  ``[B, C, h, w] -> [B · times, C, h, w]``."""
+    if torch.compiler.is_exporting():  # a graph is for any number, and does not ask which
+        return maps[:, None].expand(-1, times, -1, -1, -1).flatten(0, 1)
+    return maps if times == 1 else maps.repeat_interleave(times, 0)
+
+
 def check_images(images: Tensor, channels: int) -> None:
     """A ``ValueError`` unless images are ``[B, channels, H, W]`` with at least one pixel."""
     if images.ndim != 4 or images.shape[1] != channels or 0 in images.shape[2:]:
@@ -158,6 +166,15 @@ def check_images(images: Tensor, channels: int) -> None:
 def pad_to_multiple(images: Tensor, multiple: int) -> Tensor:
     """Images ``[B, C, H, W]``, their last row and column repeated until H and W are multiples of ``multiple``."""
     height, width = images.shape[2:]
+    if torch.compiler.is_exporting():  # a graph is for all sizes: sides are written as multiples, and nothing is asked
+        if multiple == 1:
+            return images
+        sides = ((side + multiple - 1) // multiple * multiple for side in (height, width))
+        down, across = (
+            torch.arange(padded, device=images.device).clamp_max(side - 1)
+            for padded, side in zip(sides, (height, width), strict=True)
+        )
+        return images.index_select(2, down).index_select(3, across)
     right, bottom = -width % multiple, -height % multiple
     return F.pad(images, (0, right, 0, bottom), mode="replicate") if right or bottom else images
 
@@ -174,4 +191,7 @@ def coarser(maps: Tensor, scale: int) -> Tensor:
 
 def crop(x: Tensor, size: Sequence[int]) -> Tensor:
     """The top left ``size`` pixels of maps ``[B, F, h, w]``: what :func:`pad_to_multiple` added is gone."""
+    if torch.compiler.is_exporting():  # a view would be contiguous for some sizes and not for others
+        rows, columns = (torch.arange(side, device=x.device) for side in size)
+        return x.index_select(2, rows).index_select(3, columns)
     return x[:, :, : size[0], : size[1]]

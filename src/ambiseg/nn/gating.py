@@ -182,5 +182,5 @@ class Gate(nn.Module):
         """The same of what is already pooled, ``[B, pooling.out_channels] -> [B, K]``."""
         if self.fixed is not None:
             fixed = at_least_float32(self.fixed)  # a cast of the model rounds it
-            return (fixed / fixed.sum()).expand(len(pooled), -1)
+            return (fixed / fixed.sum()).expand(pooled.shape[0], -1)
         return at_least_float32(self.layers(pooled)).softmax(1)

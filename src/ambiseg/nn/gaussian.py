@@ -247,7 +247,7 @@ class MixtureHead(nn.Module):
             logits, rest = means[:, : self.components], means[:, self.components :]
             if self.free:
                 mean, sigma = self.mean, FLOOR + positive(self.raw_sigma, self.scale)
-                mean, sigma = (x.to(logits.dtype).expand(len(logits), -1, -1) for x in (mean, sigma))
+                mean, sigma = (x.to(logits.dtype).expand(logits.shape[0], -1, -1) for x in (mean, sigma))
             else:
                 mean, sigma = rest.unflatten(1, (2, self.components, self.latent)).unbind(1)
             return Mixture(logits.log_softmax(1), mean, sigma)

@@ -39,19 +39,21 @@ class NoiseInjection(nn.Module):
         nn.init.orthogonal_(self.mix.weight)
         nn.init.trunc_normal_(self.mix.bias, std=0.001, a=-0.002, b=0.002)
 
-    def forward(self, maps: Tensor, codes: Tensor) -> Tensor:
+    def forward(self, maps: Tensor, codes: Tensor, drawn: bool | None = None) -> Tensor:
         """``[B·N, out_channels, h, w]``, the N draws of an image next to each other.
 
         Args:
             maps: ``[B, F, h, w]``, which all draws of an image share, or ``[B·N, F, h, w]``.
             codes: ``[B, N, L]``.
+            drawn: whether there are maps for every draw; ``None``: their number says so.
         """
         B, N, _ = codes.shape
         with full_precision(codes):
             codes = codes.to(self.shift.weight.dtype)
             weight = self.mix.weight * (self.scale(codes) + SMALLEST)[:, :, None]  # [B, N, out, F]
             bias = (weight @ self.shift(codes)[..., None])[..., 0] + self.mix.bias
-        shared = (0, 1) if len(maps) == B * N else (1, 2)  # a product per draw, or one for all draws of an image
+        drawn = maps.shape[0] == B * N if drawn is None else drawn
+        shared = (0, 1) if drawn else (1, 2)  # a product per draw, or one for all draws of an image
         out = torch.bmm(weight.flatten(*shared).to(maps.dtype), maps.flatten(2))
         out = out.view(B * N, -1, *maps.shape[2:])
         return out + at_least_float32(bias).to(out.dtype).view(B * N, -1, 1, 1)

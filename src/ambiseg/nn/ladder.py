@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ambiseg.nn.features import repeated
 from ambiseg.nn.gaussian import Gaussian, GaussianHead
 from ambiseg.nn.hierarchy import Choose, Walk, walk
 from ambiseg.nn.residual import residual_level
@@ -28,8 +29,7 @@ class State(NamedTuple):
 
 def _as_many(maps: Tensor, like: Tensor) -> Tensor:
     """Maps of every image, repeated for the draws of ``like``."""
-    times = len(like) // len(maps)
-    return maps if times == 1 else maps.repeat_interleave(times, 0)
+    return repeated(maps, like.shape[0] // maps.shape[0])
 
 
 def climbed(blocks: nn.Module, state: State, z: Tensor | None = None) -> State:

@@ -76,7 +76,7 @@ class PixelMLP(nn.Module):
         """Logits ``[B, N, C, H, W]`` of every code; without codes N is 1."""
         last, draws = self._linears()[-1], 1 if codes is None else codes.shape[1]
         logits = F.conv2d(self.hidden(dense, codes), last.weight[..., None, None], last.bias)
-        return logits.unflatten(0, (len(dense), draws))
+        return logits.unflatten(0, (dense.shape[0], draws))
 
     def of_rows(self, rows: Tensor, codes: Tensor) -> Tensor:
         """The same of a network without norms on features of one pixel a row, which may be those of a draw.
@@ -104,7 +104,7 @@ class PixelMLP(nn.Module):
             layers[k] = _normed(layers[k][0], norm)  # type: ignore[arg-type]
         (weight, bias), *rest = layers
         shift = F.linear(codes.to(weight.dtype), weight[:, self.channels :], bias)
-        first = weight[:, : self.channels].expand(len(codes), 1, -1, -1)
+        first = weight[:, : self.channels].expand(codes.shape[0], 1, -1, -1)
         return Folded(first, shift, tuple(rest))
 
     def _norm(self, k: int, x: Tensor) -> Tensor:

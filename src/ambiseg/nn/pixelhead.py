@@ -68,6 +68,14 @@ def pixel_logits(rows: Tensor, head: Folded, tile: int | None = None) -> Tensor:
     return _apply(_PixelLogits, rows, head, None, tile)[0]
 
 
+def plain_logits(dense: Tensor, head: Folded) -> Tensor:
+    """The same in products of whole maps, which ``torch.export`` can follow:  ``[B, F, H, W] -> [B, N, C, H, W]``."""
+    x = head.weight @ dense.flatten(2)[:, None] + head.bias[..., None]
+    for weight, bias in head.rest:
+        x = weight @ x.relu() + bias[:, None]
+    return x.unflatten(3, dense.shape[2:])
+
+
 class Sums(NamedTuple):
     """What :func:`region_sums` finds.
 

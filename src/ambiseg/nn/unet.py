@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ambiseg._util.errors import ConfigError
-from ambiseg.nn.features import Backbone, Enter, Features, check_images, coarser, crop, pad_to_multiple
+from ambiseg.nn.features import Backbone, Enter, Features, check_images, coarser, crop, pad_to_multiple, repeated
 
 FULL = (32, 64, 128, 192, 192, 192, 192)
 """Channels of the paper's U-Net, level by level from the image's size down."""
@@ -152,7 +152,7 @@ class UNet(Backbone):
                 f"found {dense.shape[0]} maps"
             )
         for step, skip in enumerate(features.skips, self.inject_step):
-            dense = self._climb(step, dense, skip.repeat_interleave(samples, 0))
+            dense = self._climb(step, dense, repeated(skip, samples))
         return crop(dense, size)
 
     def start(self, images: Tensor, levels: int) -> list[Tensor]:
@@ -166,7 +166,7 @@ class UNet(Backbone):
         x = maps[-1]
         for step, skip in enumerate(maps[-2::-1]):
             variants = x.shape[0] // skip.shape[0]
-            x = self._climb(step, x, skip if variants == 1 else skip.repeat_interleave(variants, 0), enter)
+            x = self._climb(step, x, repeated(skip, variants), enter)
         return crop(x, size)
 
     def stride(self, block: int) -> int:

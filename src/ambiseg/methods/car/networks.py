@@ -251,9 +251,10 @@ class Refinement(nn.Module):
     def decode(self, prepared: Prepared, codes: Tensor, generator: Generator = None) -> Tensor:
         """Logits ``[B, N, C, H, W]`` of the codes ``[B, N, L]``."""
         x, (B, N) = prepared.maps, codes.shape[:2]
-        for inject, layer, skip in zip(self.inner, self.up[2:], prepared.skips, strict=True):
-            x = F.leaky_relu(inject(x, codes), 0.01)
+        parts = zip(self.inner, self.up[2:], prepared.skips, strict=True)
+        for number, (inject, layer, skip) in enumerate(parts):
+            x = F.leaky_relu(inject(x, codes, number > 0), 0.01)
             weight = layer.conv.weight[: x.shape[1]]  # type: ignore[union-attr]
             x = F.conv_transpose2d(x, weight, stride=2).unflatten(0, (B, N)) + skip[:, None]
             x = layer.rest(x.flatten(0, 1), generator)  # type: ignore[operator]
-        return self.out(x, codes).unflatten(0, (B, N))
+        return self.out(x, codes, len(self.inner) > 0).unflatten(0, (B, N))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ambiseg.masks import MaskDistribution, at_least_float32
 from ambiseg.methods.car.networks import Prepared, Refinement
-from ambiseg.methods.predictive import Noise, PointPredictive, evaluation, mean_of
+from ambiseg.methods.predictive import Noise, Numbers, PointPredictive, evaluation, mean_of
 from ambiseg.nn.features import crop
 from ambiseg.nn.pixelhead import label_dtype
 
@@ -46,6 +46,17 @@ class CARPredictive(PointPredictive):
         """z ~ N(0, I) of every draw."""
         shape = len(self.calibrated), n, self.refinement.latent
         return Noise(torch.randn(shape, generator=generator, device=self.calibrated.device))
+
+    @property
+    def normals(self) -> int:  # type: ignore[override]
+        return self.refinement.latent
+
+    def noise_of_numbers(self, numbers: Numbers) -> Noise:
+        assert numbers.normals is not None
+        return Noise(numbers.normals)
+
+    def soft(self, noise: Noise) -> Tensor:
+        return self._probs(noise.codes)
 
     def probs(self, noise: Noise) -> Tensor:
         if self.training:  # batch statistics are of all draws together

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import register_pytree_node
 
 from ambiseg.energy import distances_from_sums, energy_from_costs, sample_distances
 from ambiseg.masks import MaskDistribution, Masks, as_masks, at_least_float32
@@ -16,10 +18,11 @@ from ambiseg.methods.base import Method, Noise, Predictive, Stratified, evaluati
 from ambiseg.methods.dense import BAND, DensePredictive, drawn, in_parts
 from ambiseg.methods.mose.config import MoSEConfig
 from ambiseg.methods.mose.grouping import merge_alike
+from ambiseg.methods.predictive import Numbers
 from ambiseg.methods.schedules import final
 from ambiseg.nn import Backbone, Experts, Features, Gate, PixelHead, ReleasedHead
 from ambiseg.nn.config import BackboneConfig
-from ambiseg.nn.pixelhead import Folded, as_rows, mean_softmax, pixel_logits, region_sums
+from ambiseg.nn.pixelhead import Folded, as_rows, mean_softmax, pixel_logits, plain_logits, region_sums
 from ambiseg.nn.windows import Step, Windows, stitched
 from ambiseg.overlap import COSTS, Cost, ce_from_sums, full_precision, iou_from_sums, regions_of
 from ambiseg.settings import validate
@@ -353,6 +356,19 @@ class MoSEPredictive(DensePredictive, Stratified):
         """A latent code from each of the experts named."""
         return Noise(self.model.experts.of(strata, generator), strata=strata)
 
+    @property
+    def normals(self) -> int:  # type: ignore[override]
+        return self.model.experts.latent if self.model.experts.stochastic else 0
+
+    def noise_of_numbers(self, numbers: Numbers) -> Noise:
+        """m_k + σ_k ε of each of the experts named."""
+        experts, strata = self.model.experts, numbers.strata
+        assert strata is not None
+        codes = experts.mean[strata]
+        if numbers.normals is not None:
+            codes = codes + experts.sigma[strata] * numbers.normals
+        return Noise(codes, strata=strata)
+
     def centre_noise(self) -> Noise:
         """The mean of every expert's Gaussian."""
         experts = self.model.experts
@@ -362,6 +378,9 @@ class MoSEPredictive(DensePredictive, Stratified):
     def logits(self, latents: Tensor) -> Tensor:
         """Logits of given latent codes, differentiable:  ``[B, N, L] -> [B, N, C, H, W]``."""
         if self.tiled:
+            if torch.compiler.is_exporting():
+                with self._mode():
+                    return plain_logits(self.features.dense, self.model.head.fold(latents))
             return pixel_logits(*self._folded(latents)).unflatten(3, self.size)
         with self._mode():
             maps = self.model.head.modulate(self.features.dense, latents)
@@ -399,6 +418,21 @@ class MoSEPredictive(DensePredictive, Stratified):
     def _rows(self) -> Tensor:
         """The features as the head reads them, kept for all draws where they are small."""
         return as_rows(self.features.dense)
+
+
+def _flattened(predictive: MoSEPredictive) -> tuple[list[Any], Any]:
+    (dense, gate, skips), size = predictive.features, predictive.size
+    return [predictive.weights, *size, dense, gate, *skips], (predictive.model, predictive.training)
+
+
+def _unflattened(parts: Iterable[Any], about: Any) -> MoSEPredictive:
+    weights, height, width, dense, gate, *skips = parts
+    model, training = about
+    return MoSEPredictive(model, Features(dense, gate, tuple(skips)), weights, (height, width), training)
+
+
+# What a module returns has to be made of tensors for ``torch.export``, and this is.
+register_pytree_node(MoSEPredictive, _flattened, _unflattened, serialized_type_name="ambiseg.MoSEPredictive")
 
 
 def _levels(config: MoSEConfig) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ambiseg._util.errors import ConfigError
 from ambiseg.masks import Masks, at_least_float32
 from ambiseg.methods.base import Method, Noise, PublishedConfig, evaluation
 from ambiseg.methods.phiseg.network import Latents, Likelihood
-from ambiseg.methods.predictive import Chunked
+from ambiseg.methods.predictive import Chunked, Numbers, placed_noise
 from ambiseg.methods.schedules import Scheduled, check_range, final
 from ambiseg.methods.targets import CLIP, Target, one_each
 from ambiseg.nn.config import BackboneConfig
@@ -180,7 +180,7 @@ class PHiSeg(Method):
     def forward(self, images: Tensor) -> PHiSegPredictive:
         """Images ``[B, in_channels, H, W]`` -> their predictive distribution."""
         size = images.shape[2], images.shape[3]
-        return PHiSegPredictive(self, self.prior(self._coarse(images)), len(images), size, self.training)
+        return PHiSegPredictive(self, self.prior(self._coarse(images)), images.shape[0], size, self.training)
 
     def predict(self, images: Tensor) -> PHiSegPredictive:
         """:meth:`forward` in evaluation mode and without gradient; the module's mode is left as it was."""
@@ -248,6 +248,11 @@ class PHiSegPredictive(Chunked):
         """Seeds of ε of every draw, level and place:  z = μ + σ ε."""
         B, device = self.images, self._device
         return Noise(torch.zeros(B, n, 1, device=device), seeds=new_seeds(B, n, generator, device))
+
+    seeded = True
+
+    def noise_of_numbers(self, numbers: Numbers) -> Noise:
+        return placed_noise(numbers)
 
     def codes(self, noise: Noise) -> list[Tensor]:
         """z of every level, the finest first, ``[B·N, latent, h, w]``, differentiable."""

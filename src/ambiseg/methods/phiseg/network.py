@@ -65,7 +65,7 @@ class Finer(nn.Module):
     def forward(self, of_image: Tensor, above: Tensor) -> Gaussian:
         """Of N draws per image, which stand next to each other:  ``[B, …]``, ``[B·N, latent, h/2, w/2]``."""
         of_code = F.conv2d(self.lift(doubled(above)), self._first.weight[:, self.encoded :], padding=1)
-        joined = of_code.unflatten(0, (len(of_image), -1)) + of_image[:, None]
+        joined = of_code.unflatten(0, (of_image.shape[0], -1)) + of_image[:, None]
         return self.head(self.join[1:](joined.flatten(0, 1)))
 
     @property
