@@ -39,7 +39,7 @@ taken = {one.name: numbers[one.name] for one in session.get_inputs() if one.name
 weights_of = {}
 for path in given.images:
     pixels = np.atleast_3d(np.asarray(Image.open(path), np.float32)).transpose(2, 0, 1)[None]  # [1, C, H, W], raw
-    weights, probs = session.run(["weights", "probs"], {"image": pixels, **taken})
+    weights, probs = map(np.asarray, session.run(["weights", "probs"], {"image": pixels, **taken}))
     masks = probs[0].argmax(1).astype(np.uint8)
     strata = taken["strata"][0] if K else np.zeros(len(masks), int)  # those of one stratum share its weight
     mass = weights[0, strata] / np.bincount(strata)[strata]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -79,7 +79,7 @@ def test_numbers_make_the_noise_that_the_method_draws(name):
     normals = noise.codes if predictive.normals else None
     if name == "mose":  # whose codes are no standard normal numbers
         assert noise.strata is not None
-        experts = method.experts
+        experts = cast(ambiseg.MoSE, method).experts
         normals = (noise.codes - experts.mean[noise.strata]) / experts.sigma[noise.strata]
     same = predictive.noise_of_numbers(Numbers(normals, noise.seeds, noise.strata))
     count = same.count  # a method without chance has one draw
@@ -134,7 +134,7 @@ def test_mose_itself_goes_through_torch_export():
     with torch.no_grad():
         program = torch.export.export(model, (image,), dynamic_shapes=({0: axis, 2: axis, 3: axis},))
         other = torch.rand(3, 2, 33, 18)
-        found, expected = program.module()(other), model.predict(other)
+        found, expected = program.module()(other), cast(ambiseg.MoSE, model).predict(other)
     assert isinstance(found, ambiseg.methods.MoSEPredictive)
     torch.testing.assert_close(found.weights, expected.weights)
     noise = expected.compact_noise(2, torch.Generator().manual_seed(0))

@@ -36,7 +36,7 @@ def as_onnx(graph: Graph, about: Mapping[str, str]) -> Any:
         )
     assert program is not None
     proto = program.model_proto
-    names = {"image": ("batch", None, "height", "width")}
+    names: dict[str, tuple[str | None, ...]] = {"image": ("batch", None, "height", "width")}
     names |= {name: ("batch", "draws", None) for name in graph.inputs.names}
     names |= {"weights": ("batch", None)}
     names["probs"] = ("batch", "draws" if graph.inputs.names else None, None, "height", "width")
