@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,7 +9,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import register_pytree_node
 
 from ambiseg.energy import distances_from_sums, energy_from_costs, sample_distances
 from ambiseg.masks import MaskDistribution, Masks, as_masks, at_least_float32
@@ -418,21 +416,6 @@ class MoSEPredictive(DensePredictive, Stratified):
     def _rows(self) -> Tensor:
         """The features as the head reads them, kept for all draws where they are small."""
         return as_rows(self.features.dense)
-
-
-def _flattened(predictive: MoSEPredictive) -> tuple[list[Any], Any]:
-    (dense, gate, skips), size = predictive.features, predictive.size
-    return [predictive.weights, *size, dense, gate, *skips], (predictive.model, predictive.training)
-
-
-def _unflattened(parts: Iterable[Any], about: Any) -> MoSEPredictive:
-    weights, height, width, dense, gate, *skips = parts
-    model, training = about
-    return MoSEPredictive(model, Features(dense, gate, tuple(skips)), weights, (height, width), training)
-
-
-# What a module returns has to be made of tensors for ``torch.export``, and this is.
-register_pytree_node(MoSEPredictive, _flattened, _unflattened, serialized_type_name="ambiseg.MoSEPredictive")
 
 
 def _levels(config: MoSEConfig) -> dict[str, Any]:
