@@ -362,10 +362,8 @@ class MoSEPredictive(DensePredictive, Stratified):
         """m_k + σ_k ε of each of the experts named."""
         experts, strata = self.model.experts, numbers.strata
         assert strata is not None
-        codes = experts.mean[strata]
-        if numbers.normals is not None:
-            codes = codes + experts.sigma[strata] * numbers.normals
-        return Noise(codes, strata=strata)
+        apart = 0.0 if numbers.normals is None else experts.sigma[strata] * numbers.normals
+        return Noise(experts.mean[strata] + apart, strata=strata)
 
     def centre_noise(self) -> Noise:
         """The mean of every expert's Gaussian."""
@@ -377,8 +375,7 @@ class MoSEPredictive(DensePredictive, Stratified):
         """Logits of given latent codes, differentiable:  ``[B, N, L] -> [B, N, C, H, W]``."""
         if self.tiled:
             if torch.compiler.is_exporting():
-                with self._mode():
-                    return plain_logits(self.features.dense, self.model.head.fold(latents))
+                return plain_logits(self.features.dense, self.model.head.fold(latents))
             return pixel_logits(*self._folded(latents)).unflatten(3, self.size)
         with self._mode():
             maps = self.model.head.modulate(self.features.dense, latents)
