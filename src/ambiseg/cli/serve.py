@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import socket
+import sys
 from typing import Any
 
 from ambiseg._util.errors import ConfigError
@@ -95,7 +96,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         about = {"url": address, "models": [one.name for one in app.state.models], "token": token is not None}
         if emit(arguments, about):
             asks = "; it asks for the token" if token else ""
-            print(f"serving {', '.join(about['models'])} at {address}{asks}; Ctrl-C ends it", flush=True)
+            print(f"serving {', '.join(about['models'])} at {address}{asks}; Ctrl-C ends it")
+        sys.stdout.flush()  # whoever reads this from a pipe waits for it
 
     app, bound = prepared(arguments, token)
     return served(app, bound, told, arguments.quiet)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -284,6 +284,37 @@ class Stratified(Predictive):
         other = copy.copy(self)
         object.__setattr__(other, "weights", weights)
         return other
+
+
+# -- one of a batch ----------------------------------------------------------------------------------------------------
+
+
+def part_of(predictive: Predictive, index: int, count: int) -> Predictive:
+    """One image of a batch of ``count``: the same distribution with every tensor ``[count, …]`` cut to ``[1, …]``.
+
+    Networks and their parameters are shared. A tensor of another meaning whose first axis has that length would be cut
+    as well: who needs to be sure compares with the image alone, as ``ambiseg serve`` does once for every ``count``.
+    """
+    return _part(predictive, index, count, {})
+
+
+def _part(value: Any, index: int, count: int, made: dict[int, Any]) -> Any:
+    if isinstance(value, Tensor):
+        whole = isinstance(value, nn.Parameter) or value.ndim == 0 or len(value) != count
+        return value if whole else value[index : index + 1]
+    if id(value) in made:
+        return made[id(value)]
+    if isinstance(value, list | tuple):
+        parts = [_part(one, index, count, made) for one in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, dict):
+        return {key: _part(one, index, count, made) for key, one in value.items()}
+    if isinstance(value, nn.Module | type) or not hasattr(value, "__dict__") or callable(value):
+        return value
+    made[id(value)] = other = copy.copy(value)
+    for name, one in vars(value).items():
+        object.__setattr__(other, name, _part(one, index, count, made))
+    return other
 
 
 # -- large images ------------------------------------------------------------------------------------------------------

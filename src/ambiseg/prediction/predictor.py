@@ -30,6 +30,7 @@ from ambiseg.io.source import ReadOptions, Source
 from ambiseg.masks import MaskDistribution
 from ambiseg.methods.base import Method, Noise, Predictive, Stratified, evaluation
 from ambiseg.methods.drawing import draw_noise, per_stratum
+from ambiseg.methods.predictive import part_of
 from ambiseg.methods.symmetries import symmetric
 from ambiseg.nn.pixelhead import label_dtype
 from ambiseg.nn.windows import Windows, plan
@@ -112,6 +113,32 @@ class Predictor:
         with evaluation(self.method), _fits(source):
             self._check_memory(source)
             return self._predict(_Slices(self, source, windows, progress), name or stem_of(source.path))
+
+    @torch.no_grad()
+    def together(self, sources: Sequence[Source], names: Sequence[str]) -> list[Prediction]:
+        """The masks of several images of one size and one slice, which go through the network as one batch.
+
+        Each is what a call for it alone gives, up to rounding: the noise of every image starts from the same seed.
+
+        >>> from ambiseg.prediction.inputs import array_source
+        >>> images = [array_source(np.full((1, 32, 32), value), "a") for value in (-500, 40)]
+        >>> [found.name for found in Predictor("demo").together(images, ["a", "b"])]
+        ['a', 'b']
+        """
+        first = sources[0]
+        for source in sources:
+            if source.slices != 1 or source.size != first.size:
+                raise DataError(f"{source.path}: expected one image of {first.form} as the others, found {source.form}")
+        if plan(first.size, self.method.multiple, self.options.window, self.options.overlap):
+            raise DataError(f"{first.path}: expected images that are taken whole, found {first.form} in windows")
+        with evaluation(self.method), _fits(first):
+            for source in sources:
+                self._check_memory(source)
+            slices = [_Slices(self, source, None, None) for source in sources]
+            batch = self.method.predict(torch.cat([one.image(0) for one in slices]))
+            for index, one in enumerate(slices):
+                one.ready = part_of(batch, index, len(slices))
+            return [self._predict(one, name) for one, name in zip(slices, names, strict=True)]
 
     def _check_memory(self, source: Source) -> None:
         """A ``DataError`` for an image or a volume whose masks would take too much, before anything is computed."""
@@ -240,12 +267,14 @@ class _Slices:
     Attributes:
         tiles: windows per slice; 1 is whole.
         seen: some pixels of each slice, in the units of the training data.
+        ready: the distribution of an image that went through the network already.
     """
 
     def __init__(self, predictor: Predictor, source: Source, windows: Windows | None, progress: Progress | None):
         self.predictor, self.source, self.windows, self.progress = predictor, source, windows, progress
         self.tiles = len(windows[0]) * len(windows[1]) if windows else 1
         self.seen: dict[int, np.ndarray] = {}
+        self.ready: Predictive | None = None
         self._kept: dict[int, Predictive] = {}
         self._steps = self.tiles * (predictor.method.views if windows else 1)
         self._done, self._total = 0, source.slices * self._steps
@@ -285,17 +314,23 @@ class _Slices:
         maps[..., k, :, :] = values
         return maps
 
-    def _compute(self, k: int) -> Predictive:
+    def image(self, k: int) -> Tensor:
+        """The network's input, ``[1, C, H, W]``."""
         predictor = self.predictor
         card = predictor.card
         if card.channels == 0:  # of a bare method, which takes what it is given
             card = predictor.card = replace(card, channels=self.source.channels)
         raw = read_pixels(self.source, k, card.channels, predictor.convert, predictor.options.assume_window)
         self.seen[k] = thinned(raw[0].numpy())
-        image = card.prepare(raw.to(predictor.device))
+        return card.prepare(raw.to(predictor.device))
+
+    def _compute(self, k: int) -> Predictive:
+        if self.ready is not None:
+            return self.ready
+        image = self.image(k)
         if self.windows is not None:
-            return predictor.method.predict_windows(image, self.windows, self._step)
-        predictive = predictor.method.predict(image)
+            return self.predictor.method.predict_windows(image, self.windows, self._step)
+        predictive = self.predictor.method.predict(image)
         self._step()
         return predictive
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import anyio.to_thread
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -23,6 +24,7 @@ from ambiseg.serving.settings import Limits, Served
 from ambiseg.serving.supervisor import Supervisor
 from ambiseg.serving.uploads import BadRequest
 
+_LINGER = 2.0  # seconds that a client has to stop sending
 LOOPBACK = ("127.0.0.1", "localhost", "::1")  # names of this machine for itself
 DESCRIPTION = """\
 Weighted masks of images: every plausible segmentation, and how likely each one is.
@@ -86,6 +88,20 @@ def create_app(
     return app
 
 
+class Closing(JSONResponse):
+    """An answer to a request whose body was not read to the end. The connection is closed after it; what still arrives
+    is thrown away for a while, because a connection that is closed over unread bytes takes the answer with it."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.headers["Connection"] = "close"
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with anyio.move_on_after(_LINGER):
+            while (message := await receive())["type"] == "http.request" and message.get("more_body"):
+                pass
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 def _explain(app: FastAPI) -> None:
     """Every error is one line of JSON."""
 
@@ -93,10 +109,10 @@ def _explain(app: FastAPI) -> None:
         return JSONResponse({"error": " ".join(message.split())}, status, headers)
 
     async def bad(_: Request, error: Any) -> JSONResponse:
-        return answer(error.status, str(error), {"Connection": "close"} if error.status in (408, 413) else None)
+        return Closing({"error": str(error)}, error.status) if error.unread else answer(error.status, str(error))
 
     async def refused(_: Request, error: Any) -> JSONResponse:
-        return answer(503, str(error), {"Retry-After": str(error.after)})
+        return Closing({"error": str(error)}, 503, {"Retry-After": str(error.after)})
 
     async def usual(request: Request, error: Any) -> JSONResponse:
         said = {404: "expected a path of this service, found another", 405: "expected another method for this path"}

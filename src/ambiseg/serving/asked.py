@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from starlette.requests import ClientDisconnect, Request
 
 from ambiseg._util.errors import DataError
@@ -20,6 +20,7 @@ from ambiseg._util.npz import read_header
 from ambiseg._util.parsing import Mistake, decoded, parse_json
 from ambiseg._util.reading import explained
 from ambiseg.io.source import Source, judge
+from ambiseg.methods.symmetries import COUNTS
 from ambiseg.prediction.inputs import array_source
 from ambiseg.prediction.result import Options
 from ambiseg.serving.settings import Limits, Served
@@ -41,13 +42,17 @@ class Asked(BaseModel):
     per_stratum: int | None = Field(None, ge=1, le=1024, description="weighted masks of each stratum; 4 unless given")
     samples: int | None = Field(None, ge=1, le=1024, description="equally likely masks instead; without strata 16")
     seed: int = Field(0, ge=0, le=2**32 - 1, description="other masks of the same distribution")
-    symmetries: Literal[1, 2, 4, 8] = Field(1, description="average over so many flips and quarter turns of the image")
+    symmetries: int = Field(
+        1,
+        description="average over so many flips and quarter turns of the image",
+        json_schema_extra={"enum": [*COUNTS]},
+    )
     window: int | None = Field(None, ge=0, le=8192, description="side of the windows of a large image; 0: whole")
     overlap: int | None = Field(None, ge=0, le=8192, description="of windows; a quarter of one unless given")
     merge: bool = Field(True, description="merge equal masks and add their weights")
     convert: bool = Field(False, description="read grey as colour, and colour that is grey as grey")
     axes: str | None = Field(None, max_length=5, description="of NumPy files: HW, HWC, CHW, DHW, DHWC or DCHW")
-    axis: Literal[0, 1, 2] | None = Field(None, description="of NIfTI volumes, along which slices are cut")
+    axis: int | None = Field(None, ge=0, le=2, description="of NIfTI volumes, along which slices are cut")
     assume_low: float | None = Field(None, ge=-LARGEST, le=LARGEST, description="what 0 means in an image for a screen")
     assume_high: float | None = Field(None, ge=-LARGEST, le=LARGEST, description="what its largest number means")
     format: Format = Field(
@@ -55,6 +60,13 @@ class Asked(BaseModel):
         description="of the answer: JSON, masks.npz, or a zip of files in the format of the image, in PNG or NIfTI",
     )
     masks: Literal["runs", "npy", "none"] = Field("runs", description="how JSON has the masks: runs, npy or none")
+
+    @field_validator("symmetries")
+    @classmethod
+    def _is_group(cls, found: int) -> int:
+        if found not in COUNTS:
+            raise ValueError(f"expected one of {', '.join(map(str, COUNTS))}, found {found}")
+        return found
 
     def options(self) -> Options:
         """Those of the prediction."""
@@ -186,18 +198,22 @@ def _asked(fields: dict[str, Any]) -> Asked:
 
 async def _stream(request: Request, limits: Limits, meter: Meter, take: Callable[[bytes], None]) -> None:
     """Hand on a body piece by piece, as long as it is neither too long nor too slow."""
-    meter.check_length(request.headers.get("content-length"))
     deadline = time.monotonic() + limits.seconds
     pieces = request.stream()
-    while True:
-        try:
+    try:
+        meter.check_length(request.headers.get("content-length"))
+        while True:
             left = min(limits.idle, deadline - time.monotonic())
-            piece = await asyncio.wait_for(anext(pieces), max(left, 0.001))
-        except StopAsyncIteration:
-            return
-        except (asyncio.TimeoutError, TimeoutError):
-            raise BadRequest(408, "expected a body that arrives, found a pause that is too long") from None
-        except ClientDisconnect:
-            raise BadRequest(400, "expected a whole body, found that the client is gone") from None
-        meter.add(len(piece))
-        take(piece)
+            try:
+                piece = await asyncio.wait_for(anext(pieces), max(left, 0.001))
+            except StopAsyncIteration:
+                return
+            except (asyncio.TimeoutError, TimeoutError):
+                raise BadRequest(408, "expected a body that arrives, found a pause that is too long") from None
+            except ClientDisconnect:
+                raise BadRequest(400, "expected a whole body, found that the client is gone") from None
+            meter.add(len(piece))
+            take(piece)
+    except BadRequest as bad:
+        bad.unread = True
+        raise

@@ -267,10 +267,25 @@ class Jobs:
             if not self._waiting:
                 return []
             group = [self._waiting.popleft()]
+            first = group[0]
+            if self._fits_batch(first):
+                for job in [job for job in self._waiting if self._fits_batch(job)]:
+                    if len(group) < self.limits.batch and (job.model, job.options) == (first.model, first.options):
+                        self._waiting.remove(job)
+                        group.append(job)
             for job in group:
                 job.state, job.number = "running", next(self._numbers)
                 self._running[job.number] = job
         return group
+
+    def _fits_batch(self, job: Job) -> bool:
+        """Whether a job may share a batch, as far as can be said before its image is read."""
+        given = job._given
+        if job.alone:
+            return False
+        if isinstance(given, Upload):
+            return given.size <= self.limits.batch_file and len(given.files.names) == 1
+        return isinstance(given, Source) and given.slices == 1 and given.nbytes <= self.limits.batch_file
 
     def _compute(self, group: list[Job]) -> None:
         tasks = []
@@ -337,8 +352,15 @@ class Jobs:
         self._finish(job, "done")
 
     def _lost(self, how: str, slow: bool) -> None:
-        """The worker ended: whatever it was computing has failed."""
+        """The worker ended: what it was computing has failed, unless it was not alone; then each is tried alone."""
         with self._changed:
+            jobs = list(self._running.values())
+            for job in reversed(jobs if len(jobs) > 1 else []):
+                if job.pixels is not None and job._given is None:
+                    job._given = job.pixels.source(job.name)
+                job.state, job.alone = "waiting", True
+                self._running.pop(job.number)
+                self._waiting.appendleft(job)
             for job in list(self._running.values()):
                 hint = "" if slow else "; a new one is started: send it again, unless it always ends so"
                 self._finish(job, "failed", f"the worker that computed this {how}{hint}", 504 if slow else 503)

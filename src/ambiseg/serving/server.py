@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -51,13 +52,14 @@ def address_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run(app: FastAPI, bound: socket.socket, ready: Callable[[], None]) -> None:
+def run(app: FastAPI, bound: socket.socket, ready: Callable[[], None], started: list[Any] | None = None) -> None:
     """Answer requests until a signal comes; it is sent again when everything has ended.
 
     Args:
         app: of :func:`ambiseg.serving.create_app`; its models are loaded already or while it starts.
         bound: where requests come in.
         ready: called when they can.
+        started: gets the server, whose ``should_exit`` ends it as a signal does.
     """
     require("serve")
     import uvicorn
@@ -73,6 +75,8 @@ def run(app: FastAPI, bound: socket.socket, ready: Callable[[], None]) -> None:
             numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
             kept: dict[int, Any] = {n: signal.getsignal(n) for n in numbers}
             kept = {n: handler for n, handler in kept.items() if handler not in (signal.SIG_IGN, None)}
+            if threading.current_thread() is not threading.main_thread():
+                kept = {}
             for number in kept:
                 signal.signal(number, self.handle_exit)
             try:
@@ -86,6 +90,8 @@ def run(app: FastAPI, bound: socket.socket, ready: Callable[[], None]) -> None:
     about: dict[str, Any] = {"http": "h11", "ws": "none", "loop": "asyncio", "lifespan": "on"}
     about |= {"log_level": "critical", "access_log": False, "server_header": False, "proxy_headers": False}
     server = Server(uvicorn.Config(app, timeout_graceful_shutdown=_GRACE, **about))
+    if started is not None:
+        started.append(server)
     try:
         server.run(sockets=[bound])
     finally:

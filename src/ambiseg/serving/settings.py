@@ -23,7 +23,7 @@ class Limits:
         idle: seconds without a byte of a body that is being sent.
         kept, kept_bytes: finished results that are held; the oldest go first, the newest stays.
         batch: images of one size that go through the network together, at most; 1: each alone.
-        batch_pixels: that such images have together, at most.
+        batch_file: bytes of a file that may be one of them.
     """
 
     upload: int = 512 << 20
@@ -34,7 +34,7 @@ class Limits:
     kept: int = 16
     kept_bytes: int = 2 << 30
     batch: int = 8
-    batch_pixels: int = 1 << 16
+    batch_file: int = 4 << 20
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,15 @@ _MAGIC = 132  # bytes that say whether a file is DICOM
 
 
 class BadRequest(Exception):
-    """A request that cannot be answered as it was meant: a status of HTTP, and one line."""
+    """A request that cannot be answered as it was meant: a status of HTTP, and one line.
+
+    Attributes:
+        unread: whether its body was not read to the end.
+    """
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(" ".join(message.split()))
-        self.status = status
+        self.status, self.unread = status, False
 
 
 class Upload:

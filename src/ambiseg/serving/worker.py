@@ -5,28 +5,45 @@ It takes messages from its standard input and answers on its standard output. Wh
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
+
+import torch
 
 from ambiseg._util.errors import DataError
 from ambiseg.io.open import open_source
 from ambiseg.io.source import Source
 from ambiseg.prediction.predictor import Predictor
+from ambiseg.prediction.result import Prediction
 from ambiseg.runs import TrainedModel, load
 from ambiseg.serving.tasks import Files, Found, Pixels, Task
 from ambiseg.serving.wire import receive, send
 
 _OFTEN = 0.05  # seconds between two words about progress
+_TOGETHER, _ELSEWHERE = {"cpu": 1 << 15}, 1 << 22  # pixels of a batch: on CPUs larger ones take longer than one by one
+_ROUNDING = 1e-3  # differences in probability that are rounding: in a batch, sums are made in another order
+
+Answer: TypeAlias = tuple[Any, ...]
 
 
 class _Cancelled(Exception):
     """Nobody waits for this prediction any more."""
+
+
+class _Opened(NamedTuple):
+    """An image that was read, and what predicts it."""
+
+    task: Task
+    predictor: Predictor
+    source: Source
+    read: Pixels | None
 
 
 class Worker:
@@ -37,13 +54,12 @@ class Worker:
         self.models: list[TrainedModel] = []
         self.waiting: queue.SimpleQueue[list[Task]] = queue.SimpleQueue()
         self.cancelled: set[int] = set()
+        self.trusted: dict[tuple[int, int, int], bool] = {}  # by model, symmetries, images: a batch gives the same
 
     def run(self) -> None:
         """Load the models, then compute until the service is gone."""
         begin = receive(self.inbound)
         try:
-            import torch
-
             if begin["threads"] is not None:
                 torch.set_num_threads(begin["threads"])
             self.models = [load(run, which, begin["device"]) for run, which in begin["models"]]
@@ -67,31 +83,93 @@ class Worker:
         except (EOFError, OSError):
             os._exit(0)  # in the middle of whatever is computed
 
-    def _answers(self, tasks: Sequence[Task]) -> Iterator[tuple[Any, ...]]:
+    def _answers(self, tasks: Sequence[Task]) -> Iterator[Answer]:
+        """What comes of tasks for one model with the same options."""
+        opened: list[_Opened] = []
         for task in tasks:
-            try:
-                predictor = Predictor(self.models[task.model], task.options)
-                source, read = self._read(task, predictor)
-                if read is not None:
-                    yield "read", task.number, read
-                yield "done", task.number, Found.of(predictor(source, task.name, self._progress(task)))
-            except _Cancelled:
-                yield "cancelled", task.number
-            except DataError as error:
-                message = " ".join(str(error).split())
-                if isinstance(task.image, Files):
-                    message = task.image.plain(message, task.name)
-                yield "refused", task.number, message
-            except Exception as error:
-                yield "failed", task.number, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            self.cancelled.discard(task.number)
+            found = self._opened(task)
+            if isinstance(found, _Opened):
+                opened.append(found)
+                if found.read is not None:
+                    yield "read", task.number, found.read
+            else:
+                yield found
+        alike: dict[Any, list[_Opened]] = {}
+        for one in opened:
+            alike.setdefault((one.source.size, one.source.channels, one.source.slices), []).append(one)
+        for group in alike.values():
+            most = self._at_once(group[0])
+            for start in range(0, len(group), most):
+                yield from self._found(group[start : start + most])
+        self.cancelled.difference_update(task.number for task in tasks)
 
-    def _read(self, task: Task, predictor: Predictor) -> tuple[Source, Pixels | None]:
+    def _opened(self, task: Task) -> _Opened | Answer:
         """The image in memory, and its pixels if the service has not got them yet."""
-        if isinstance(task.image, Pixels):
-            return task.image.source(), None
-        pixels = Pixels.of(open_source(task.image.path, predictor.reading))
-        return pixels.source(), pixels
+        found = list[_Opened]()
+
+        def read() -> Answer | None:
+            predictor, pixels = Predictor(self.models[task.model], task.options), None
+            if isinstance(task.image, Files):
+                pixels = Pixels.of(open_source(task.image.path, predictor.reading))
+            source = (pixels or task.image).source()  # type: ignore[union-attr]
+            found.append(_Opened(task, predictor, source, pixels))
+            return None
+
+        problem = self._told(task, read)
+        return found[0] if problem is None else problem
+
+    def _at_once(self, one: _Opened) -> int:
+        """How many images such as this one go through the network together."""
+        device, source = one.predictor.device.type, one.source
+        if source.slices > 1 or one.predictor.method.incoherent:
+            return 1
+        return max(1, _TOGETHER.get(device, _ELSEWHERE) // math.prod(source.size))
+
+    def _found(self, group: Sequence[_Opened]) -> Iterator[Answer]:
+        group = [one for one in group if one.task.number not in self.cancelled] or group
+        first = group[0].predictor
+        key = group[0].task.model, first.options.symmetries, len(group)
+        if len(group) == 1 or self.trusted.get(key) is False:
+            yield from map(self._alone, group)
+            return
+        try:
+            made = first.together([one.source for one in group], [one.task.name for one in group])
+        except Exception:  # one of them is told apart below
+            yield from map(self._alone, group)
+            return
+        if key not in self.trusted:  # of a batch of this length for the first time
+            again = first(group[0].source, group[0].task.name), first(group[-1].source, group[-1].task.name)
+            self.trusted[key] = same(made[0], again[0]) and same(made[-1], again[1])
+            if not self.trusted[key]:
+                yield from map(self._alone, group)
+                return
+        for one, prediction in zip(group, made, strict=True):
+            yield "done", one.task.number, Found.of(prediction)
+
+    def _alone(self, one: _Opened) -> Answer:
+        report = self._progress(one.task)
+
+        def work() -> Answer:
+            report(0, 0)
+            return "done", one.task.number, Found.of(one.predictor(one.source, one.task.name, report))
+
+        found = self._told(one.task, work)
+        assert found is not None
+        return found
+
+    def _told(self, task: Task, work: Callable[[], Answer | None]) -> Answer | None:
+        """What work gives, or what is wrong with it."""
+        try:
+            return work()
+        except _Cancelled:
+            return "cancelled", task.number
+        except DataError as error:
+            message = " ".join(str(error).split())
+            if isinstance(task.image, Files):
+                message = task.image.plain(message, task.name)
+            return "refused", task.number, message
+        except Exception as error:
+            return "failed", task.number, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
     def _progress(self, task: Task) -> Any:
         said = time.monotonic()
@@ -105,6 +183,19 @@ class Worker:
                 send(self.outbound, ("progress", task.number, done, total))
 
         return report
+
+
+def same(one: Prediction, other: Prediction) -> bool:
+    """Whether two predictions of an image differ by rounding alone."""
+    a, b = one.masks, other.masks
+    assert a.marginal is not None
+    assert b.marginal is not None
+    if one.strata is not None and other.strata is not None:
+        if not torch.allclose(one.strata.weights, other.strata.weights, atol=_ROUNDING):
+            return False
+        if (one.strata.centres != other.strata.centres).float().mean() > _ROUNDING:
+            return False
+    return bool((a.marginal - b.marginal).abs().mean() < _ROUNDING)
 
 
 def main() -> None:
