@@ -125,7 +125,9 @@ def test_a_volume_keeps_its_place_in_space(service, tmp_path):
     with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
         archive.extractall(tmp_path / "got")
     for path in sorted((tmp_path / "out" / "ct").glob("*.nii.gz")):
-        one, other = nibabel.load(path), nibabel.load(tmp_path / "got" / path.name)
+        one, other = (nibabel.Nifti1Image.load(where) for where in (path, tmp_path / "got" / path.name))
+        assert one.affine is not None
+        assert other.affine is not None
         assert np.array_equal(one.affine, other.affine)
         assert np.array_equal(np.asarray(one.dataobj), np.asarray(other.dataobj))
     about = json.loads((tmp_path / "got" / "weights.json").read_text())
@@ -222,6 +224,7 @@ def test_requests_at_the_same_time_get_what_each_gets_alone(service, tmp_path):
     for i, content in enumerate(contents):
         (tmp_path / f"{i}.tif").write_bytes(content)
         expected.append(predicted(tmp_path / f"{i}.tif"))
+    found = list[Any]()
     with ThreadPoolExecutor(10) as pool:
         for _ in range(2):  # the first time a batch of a length is compared with its images alone
             found = list(pool.map(lambda content: posted(service, content, masks="npy").json(), contents))

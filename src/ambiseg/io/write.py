@@ -61,11 +61,7 @@ def geometry(source: Source) -> bytes:
     if source.header or source.format not in ("NIfTI", "TIFF"):
         return source.header
     if source.format == "TIFF":
-        import tifffile
-
-        made = io.BytesIO()
-        tifffile.imwrite(made, np.zeros((1, 1), np.uint8), **_places(source.path))
-        return made.getvalue()
+        return _placed(source.path)[1]
     import nibabel
 
     with guard(source.path):
@@ -106,6 +102,11 @@ def _write_tiff(file: BinaryIO, values: np.ndarray, source: Source) -> None:
 
 def _places(path: Path) -> dict[str, Any]:
     """The scale of a TIFF and its place on the ground, as arguments of tifffile; nothing if they cannot be written."""
+    return _placed(path)[0]
+
+
+def _placed(path: Path) -> tuple[dict[str, Any], bytes]:
+    """The same, and a TIFF of one pixel that has them."""
     import tifffile
 
     about: dict[str, Any] = {}
@@ -118,10 +119,11 @@ def _places(path: Path) -> dict[str, Any]:
                     about["resolutionunit"] = tags[296].value if 296 in tags else None
                 found = [tags[code] for code in _GEOGRAPHIC if code in tags]
                 about["extratags"] = [(tag.code, tag.dtype, tag.count, tag.value, True) for tag in found]
-            tifffile.imwrite(io.BytesIO(), np.zeros((1, 1), np.uint8), **about)  # whatever the tags of the image hold
+            made = io.BytesIO()
+            tifffile.imwrite(made, np.zeros((1, 1), np.uint8), **about)  # whatever the tags of the image hold
     except DataError:
-        return {}
-    return about
+        return {}, b""
+    return about, made.getvalue()
 
 
 def _write_nifti(file: BinaryIO, values: np.ndarray, source: Source) -> None:

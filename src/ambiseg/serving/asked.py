@@ -41,6 +41,7 @@ class Asked(BaseModel):
     name: str | None = Field(None, max_length=200, description="of the image; otherwise that of its file")
     per_stratum: int | None = Field(None, ge=1, le=1024, description="weighted masks of each stratum; 4 unless given")
     samples: int | None = Field(None, ge=1, le=1024, description="equally likely masks instead; without strata 16")
+    keep: int | None = Field(None, ge=1, le=1024, description="at most so many masks, which stand best for all")
     seed: int = Field(0, ge=0, le=2**32 - 1, description="other masks of the same distribution")
     symmetries: int = Field(
         1,
@@ -75,7 +76,7 @@ class Asked(BaseModel):
         window = None
         if self.assume_low is not None and self.assume_high is not None:
             window = self.assume_low, self.assume_high
-        names = ("per_stratum", "samples", "seed", "window", "overlap", "merge", "convert", "axes", "axis")
+        names = ("per_stratum", "samples", "keep", "seed", "window", "overlap", "merge", "convert", "axes", "axis")
         try:
             return Options(
                 **{name: getattr(self, name) for name in names}, assume_window=window, symmetries=self.symmetries

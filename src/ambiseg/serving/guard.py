@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import json
+import re
 import time
 from collections.abc import Sequence
 from http.cookies import CookieError, SimpleCookie
@@ -99,8 +100,10 @@ class Guard:
     def _known(self, host: str) -> bool:
         if "*" in self.hosts:
             return True
-        name = host.lower()
-        name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+        parts = re.fullmatch(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::\d*)?", host.lower())
+        if parts is None:
+            return False
+        name = parts[1] or parts[2] or ""
         if name in self.hosts:
             return True
         try:

@@ -78,6 +78,7 @@ class PredictionScene:
             "seed": found.options.seed,
             "symmetries": found.options.symmetries,
             "windows": found.windows,
+            "kept": None if found.kept is None else found.kept._asdict(),
         }
 
     def slice(self, k: int) -> dict[str, np.ndarray]:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ambiseg.io.errors import Problem
 from ambiseg.io.source import Source
 from ambiseg.io.write import geometry
 from ambiseg.masks import MaskDistribution
 from ambiseg.prediction.result import Draw, Options, Prediction, Strata
+
+_APART = ("name", "masks", "draws", "strata", "entropy", "source")  # what of a prediction has a form of its own here
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,15 @@ class Files:
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """A source that was read: every pixel, and what its file said of them."""
+    """A source that was read: every pixel, and what its file said of them.
 
-    path: str
-    format: str
-    pixels: np.ndarray  # [D, C, H, W]
-    affine: np.ndarray | None
-    notes: tuple[Problem, ...]
-    dpi: tuple[float, float] | None
-    units: str
-    header: bytes  # see ``ambiseg.io.write.geometry``; empty where the format has none
+    Args:
+        pixels: ``[D, C, H, W]``.
+        about: the other fields of the source; ``header`` is what writers need of a file that is gone.
+    """
+
+    pixels: np.ndarray
+    about: dict[str, Any]
 
     @staticmethod
     def of(source: Source) -> Pixels:
@@ -61,23 +61,19 @@ class Pixels:
         pixels = np.empty((source.slices, source.channels, *source.size), source.dtype)
         for k in range(source.slices):
             pixels[k] = source.read(k)
-        about = source.affine, source.notes, source.dpi, source.units
-        return Pixels(str(source.path), source.format, pixels, *about, geometry(source))
+        about = {one.name: getattr(source, one.name) for one in fields(source) if one.name not in ("read", "geometry")}
+        return Pixels(pixels, about | {"header": geometry(source)})
 
     def source(self, name: str = "") -> Source:
-        """As a source, whose file need not be there any more."""
-        slices, channels, height, width = self.pixels.shape
-        about = slices, (height, width), channels, self.pixels.dtype, self.pixels.__getitem__
-        return Source(
-            Path(name or self.path),
-            self.format,
-            *about,
-            self.affine,
-            self.notes,
-            self.dpi,
-            self.units,
-            header=self.header,
-        )
+        """As a source, whose file need not be there any more.
+
+        Args:
+            name: instead of its path.
+        """
+        about: dict[str, Any] = {**self.about, "read": self.pixels.__getitem__}
+        if name:
+            about["path"] = Path(name)
+        return Source(**about)
 
 
 @dataclass(frozen=True)
@@ -114,8 +110,7 @@ class Found:
         parts = None
         if strata is not None:
             parts = strata.name, *(x.cpu().numpy() for x in (strata.weights, strata.centres, strata.slice_weights))
-        names = ("classes", "run", "which", "options", "windows", "notes")
-        about = {name: getattr(prediction, name) for name in names}
+        about = {one.name: getattr(prediction, one.name) for one in fields(prediction) if one.name not in _APART}
         draws = tuple(map(tuple, prediction.draws))
         return Found(prediction.name, *(x.cpu().numpy() for x in arrays), draws, parts, about)  # type: ignore[arg-type]
 
@@ -140,9 +135,10 @@ class Found:
 
 
 def with_header(source: Source, folder: Path) -> Source:
-    """The source beside a file of its header in ``folder``, for writers that look there for its geometry."""
-    if not source.header:
-        return source
-    path = Path(tempfile.mkdtemp(dir=folder)) / {"NIfTI": "header.nii", "TIFF": "header.tif"}[source.format]
-    path.write_bytes(source.header)
-    return replace(source, geometry=path)
+    """The source beside a file of its header in ``folder``, for writers that look for its geometry: its own path is
+    only what a client called it."""
+    suffix = {"NIfTI": ".nii", "TIFF": ".tif"}.get(source.format, "")
+    place = Path(tempfile.mkdtemp(dir=folder)) / f"header{suffix}"
+    if source.header:
+        place.write_bytes(source.header)
+    return replace(source, geometry=place)
