@@ -102,8 +102,8 @@ _NAMES = {
 }  # fmt: skip
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES = (
-    "config", "data", "evaluation", "io", "masks", "methods", "metrics", "nn", "overlap", "prediction", "regions",
-    "runs", "streaming", "training", "transport",
+    "config", "data", "evaluation", "io", "masks", "methods", "metrics", "napari", "nn", "overlap", "prediction",
+    "regions", "runs", "streaming", "training", "transport",
 )  # fmt: skip
 
 __all__ = [  # noqa: RUF022 - names first, then modules
