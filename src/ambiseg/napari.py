@@ -32,22 +32,16 @@ def show(prediction: Prediction, viewer: Any = None, *, masks: int | None = None
         viewer: anything with ``add_image`` and ``add_labels`` as those of ``napari.Viewer``; None opens a window.
         masks: show so many of the masks, the most likely ones; None shows all.
 
-    >>> class Viewer:  # of napari, as far as it is needed
+    >>> class Viewer(list):  # of napari, as far as it is needed
     ...     def add_image(self, data, name, **options):
-    ...         print(name, data.shape)
+    ...         self.append(name)
     ...     add_labels = add_image
     >>> from ambiseg import load, predict
     >>> image = np.random.default_rng(0).integers(-1000, 400, (1, 32, 48))
     >>> [one] = predict(load("demo"), image, samples=2, merge=False)
-    >>> viewer = show(one, Viewer(), masks=1)
-    image_0 (32, 48)
-    probability of nodule (32, 48)
-    entropy (32, 48)
-    expert 4, 2.5 % (32, 48)
-    expert 3, 8.1 % (32, 48)
-    expert 2, 70 % (32, 48)
-    expert 1, 20 % (32, 48)
-    mask 0, 50 % (32, 48)
+    >>> names = show(one, Viewer(), masks=1)
+    >>> names[:3], names[-1]
+    (['image_0', 'probability of nodule', 'entropy'], 'mask 0, 50 %')
     """
     if viewer is None:
         require("napari")

@@ -68,7 +68,7 @@ class Planes:
         """Millimetres between slices; of one slice, its thickness."""
         if len(self.corner) < 2:
             return self.thickness or float(np.linalg.norm(self.down[0]))
-        return float(np.median(np.abs(np.einsum("di,di->d", np.diff(self.corner, axis=0), self.normals[:-1]))))
+        return float(np.median(np.diff(np.sort(self.corner @ self.normals[0]))))  # frames may lie in any order
 
     @property
     def normals(self) -> np.ndarray:
