@@ -63,7 +63,7 @@ def test_binary(scan):
 @pytest.mark.parametrize("form", ["PROBABILITY", "OCCUPANCY"])
 def test_fractions_count_from_one_half_on(scan, syntax, form):
     image, slices, place = scan
-    values = RNG.choice([0, 0.2, 0.499, 0.5, 0.7, 1.0], (4, *SIZE))
+    values = RNG.choice([0, 0.2, 0.49, 0.5, 0.7, 1.0], (4, *SIZE))
     options = {"fractional_type": form, "max_fractional_value": 200, "transfer_syntax_uid": syntax}
     path = seg(place / "a.dcm", slices, values, kind="FRACTIONAL", **options)
     np.testing.assert_array_equal(masks(path, image), np.round(values * 200) >= 100)
@@ -322,6 +322,18 @@ def test_headers_that_claim_too_much_or_nothing(scan, changes, said):
             setattr(data, name, value)
 
     assert said in refused(seg(place / "a.dcm", slices, MASKS, change=change), image)
+
+
+def test_segments_that_are_not_described(scan):
+    image, slices, place = scan
+
+    def change(data):
+        data.SegmentSequence[-1].SegmentNumber = 3
+
+    said = "expected segments that the file describes, found number 1"
+    assert refused(seg(place / "a.dcm", slices, MASKS, change=change), image) == said
+    ids = np.ones((4, *SIZE), np.uint8)
+    assert refused(seg(place / "b.dcm", slices, ids, ("liver",), "LABELMAP", change=change), image) == said
 
 
 def test_more_segments_than_the_limit(scan, monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +65,7 @@ def open_seg(path: Path, options: ReadOptions) -> Source:
                 chosen.paint(volume[frame.slice], turned >= least, frame.segment)
                 continue
             for segment in np.unique(turned).tolist():
+                _known(path, segment, {0: "", **chosen.names})
                 if segment in chosen.rank:
                     chosen.paint(volume[frame.slice], turned == segment, segment)
         return volume
@@ -135,6 +136,7 @@ def _placed(
             if not items:
                 raise FileError.of("E201", path, f"expected the segment of frame {number + 1}, found none")
             segment = int(items[0].ReferencedSegmentNumber)
+            _known(path, segment, chosen.names)
             if segment not in chosen.rank:
                 continue
         named = _sources(group, shared, slices, planes)
@@ -153,6 +155,11 @@ def _placed(
             raise _off(path, number, size, planes, image, bool(named))
         found.append(_Frame(number, segment, at, turn))
     return found
+
+
+def _known(path: Path, segment: int, names: Mapping[int, str]) -> None:
+    if segment not in names:
+        raise FileError.of("E201", path, f"expected segments that the file describes, found number {segment}")
 
 
 def _off(path: Path, number: int, size: tuple[int, int], planes: Planes, image: Source, named: bool) -> FileError:

@@ -68,7 +68,8 @@ class Planes:
         """Millimetres between slices; of one slice, its thickness."""
         if len(self.corner) < 2:
             return self.thickness or float(np.linalg.norm(self.down[0]))
-        return float(np.median(np.diff(np.sort(self.corner @ self.normals[0]))))  # frames may lie in any order
+        places: np.ndarray = np.sort(self.corner @ self.normals[0])  # frames may lie in any order
+        return float(np.median(places[1:] - places[:-1]))
 
     @property
     def normals(self) -> np.ndarray:
