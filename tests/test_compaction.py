@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ambiseg import predict
@@ -65,6 +65,7 @@ def test_weights_are_exact(seed, k):
     assert least == pytest.approx(weights_by_enumeration(gram, target), abs=1e-7)
 
 
+@settings(max_examples=15)
 @given(st.integers(0, 10**6))
 def test_no_exchange_of_one_mask_improves_what_the_search_finds(seed):
     masks = blobs(seed, 8)

@@ -20,7 +20,7 @@ from tests.tools import tool
 ASKED = {  # what is typed, the last word being completed -> what is offered
     "ambiseg ": {
         *("demo", "train", "ensemble", "evaluate", "compare", "predict", "report", "study", "methods", "data"),
-        *("completion", "export", "serve", "view"),
+        *("completion", "calibrate", "export", "serve", "view"),
     },
     "ambiseg ev": {"evaluate"},
     "ambiseg train au": {"auto"},

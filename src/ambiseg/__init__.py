@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     )
     from ambiseg.comparison import compare
     from ambiseg.config import Config
+    from ambiseg.decisions.compaction import Compacted, compact
     from ambiseg.decisions.consensus import CONSENSUS, Consensus, consensus
     from ambiseg.decisions.measure import MEASURES, Measurement, measure
     from ambiseg.ensembles import ensemble
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from ambiseg.overlap import pairwise_iou
     from ambiseg.planning import Plan, plan
     from ambiseg.prediction import predict
+    from ambiseg.prediction.calibrating import calibrate
     from ambiseg.reporting import report
     from ambiseg.runs import Run, TrainedModel, load
     from ambiseg.studies import study
@@ -82,6 +84,7 @@ __version__ = "0.2.0.dev0"
 _NAMES = {
     "comparison": ("compare",),
     "config": ("Config",),
+    "decisions.compaction": ("Compacted", "compact"),
     "decisions.consensus": ("CONSENSUS", "Consensus", "consensus"),
     "decisions.measure": ("MEASURES", "Measurement", "measure"),
     "ensembles": ("ensemble",),
@@ -95,6 +98,7 @@ _NAMES = {
     "overlap": ("pairwise_iou",),
     "planning": ("Plan", "plan"),
     "prediction": ("predict",),
+    "prediction.calibrating": ("calibrate",),
     "reporting": ("report",),
     "runs": ("Run", "TrainedModel", "load"),
     "studies": ("study",),
@@ -107,12 +111,12 @@ _MODULES = (
 )  # fmt: skip
 
 __all__ = [  # noqa: RUF022 - names first, then modules
-    "CONSENSUS", "MEASURES", "METHODS", "PROTOCOLS", "Config", "Consensus", "Evaluation", "MaskDistribution",
-    "Measurement", "Method", "MoSE", "Plan", "Predictive", "Run", "Stratified", "TrainedModel", "bootstrap", "compare",
-    "consensus", "ece", "ensemble", "evaluate", "evaluate_files", "export", "ged", "load", "load_official",
-    "matched_iou", "measure", "pairwise_iou", "pixel_entropy", "plan", "predict", "reliability_curve", "report",
-    "sample_diversity", "study", "train", "config", "data", "evaluation", "io", "masks", "methods", "metrics", "nn",
-    "overlap", "prediction", "regions", "runs", "training", "transport",
+    "CONSENSUS", "MEASURES", "METHODS", "PROTOCOLS", "Compacted", "Config", "Consensus", "Evaluation",
+    "MaskDistribution", "Measurement", "Method", "MoSE", "Plan", "Predictive", "Run", "Stratified", "TrainedModel",
+    "bootstrap", "calibrate", "compact", "compare", "consensus", "ece", "ensemble", "evaluate", "evaluate_files",
+    "export", "ged", "load", "load_official", "matched_iou", "measure", "pairwise_iou", "pixel_entropy", "plan",
+    "predict", "reliability_curve", "report", "sample_diversity", "study", "train", "config", "data", "evaluation",
+    "io", "masks", "methods", "metrics", "nn", "overlap", "prediction", "regions", "runs", "training", "transport",
 ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from ambiseg._util.errors import ConfigError
 from ambiseg._util.terminal import animated
 from ambiseg._util.text import did_you_mean, printable
 from ambiseg.cli import (
+    calibrate,
     compare,
     completion,
     data,
@@ -83,7 +84,7 @@ def parser() -> Parser:
     )
     top.add_argument("--version", action="version", version=f"ambiseg {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    first = demo, train, ensemble, evaluate, compare, predict, export, view, serve
+    first = demo, train, ensemble, evaluate, calibrate, compare, predict, export, view, serve
     for command in (*first, report, study, methods, data, completion):
         command.add(commands, Help)
     return top

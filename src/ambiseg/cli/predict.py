@@ -76,6 +76,7 @@ _SHELL = {  # arguments of functions that error messages name, as they are typed
     r"\bsamples=(\d+)": r"--samples \1",
     "set samples instead": "use --samples",
     "dicom_seg='masks'": "--dicom-seg masks",
+    "calibration=False": "--no-calibration",
     "for assume_window": "for --assume-window",
     "whose folder extra names": "whose folder --extra names",
 }
@@ -128,6 +129,12 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     text = "of DICOM images a DICOM SEG: a segment for each of the masks (default) or strata, and probabilities"
     also.add_argument("--dicom-seg", **segmented, help=text)
     also.add_argument("--nifti-4d", action="store_true", help="probabilities as NIfTI with four axes, and a label map")
+
+    calibrated = command.add_argument_group("guarantees").add_mutually_exclusive_group()
+    file = "what ambiseg calibrate wrote (default: RUN/calibration.json, if it is there)"
+    calibrated.add_argument("--calibration", type=path, metavar="FILE", help=file)
+    none: dict[str, Any] = {"dest": "calibration", "action": "store_const", "const": False}
+    calibrated.add_argument("--no-calibration", **none, help="no inner and outer masks and intervals")
 
     running = command.add_argument_group("running")
     running.add_argument("--which", choices=("best", "last"), default="best", help="weights of (default: best)")
@@ -197,7 +204,7 @@ def _predict_into(out: Path, arguments: argparse.Namespace) -> int:
         device, share = processes.device, processes.share
     silent = arguments.quiet or not first_process()
     with reporting("loading the model", silent):
-        predictor = Predictor(arguments.model, options, arguments.which, device)
+        predictor = Predictor(arguments.model, options, arguments.which, device, calibration=arguments.calibration)
     lines: list[tuple[int, dict[str, Any]]] = []
     stopped, odd = None, 0
     try:
@@ -263,6 +270,8 @@ def _in_shell_words(error: Exception) -> str:
 
 
 def _row(prediction: Prediction, folder: Path) -> dict[str, Any]:
+    from ambiseg.prediction.writing import guaranteed
+
     strata = prediction.strata
     return {
         "image": str(prediction.source.path),
@@ -274,6 +283,7 @@ def _row(prediction: Prediction, folder: Path) -> dict[str, Any]:
         "masks": prediction.masks.count,
         "kept": None if prediction.kept is None else prediction.kept._asdict(),
         "top_weight": float(prediction.masks.mass[0, 0]),
+        "guaranteed": guaranteed(prediction),
         "mean_entropy": float(prediction.entropy.mean()),
         "notes": list(prediction.notes),
     }

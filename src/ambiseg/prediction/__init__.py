@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -54,6 +54,7 @@ def predict(
     which: Which = "best",
     device: torch.device | str | None = None,
     card: Card | None = None,
+    calibration: str | os.PathLike[str] | Literal[False] | None = None,
 ) -> list[Prediction]:
     """Weighted masks of new images, and their files if ``out`` is given.
 
@@ -74,6 +75,7 @@ def predict(
         nifti_4d: also write probabilities of classes and strata as NIfTI with four axes, and a label map with names.
         which: weights of the ``best`` epoch or of the ``last``; a model has its own.
         device: to compute on; None is the CPU for a run, and the device of the weights for a model.
+        calibration: a file that ``ambiseg calibrate`` wrote; None: that of the run, if there is one; False: none.
         card: of a method from memory; None: images are its input as they are, and classes have plain names.
 
     Returns:
@@ -103,7 +105,7 @@ def predict(
     todo += [(name := f"image_{i:0{digits}}", array_source(array, name)) for i, array in enumerate(arrays)]
     if out is not None:
         todo = [(name, image) for name, image in todo if target(Path(out), name, existing) is not None]
-    predictor = Predictor(run, options, which, device, card)
+    predictor = Predictor(run, options, which, device, card, calibration)
     results = []
     folder = None if out is None else Path(out)
     for found in predict_each(predictor, todo, folder, existing, overview, exchange=exchange):

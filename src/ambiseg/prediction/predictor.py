@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from ambiseg._util.text import shape_text
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.folder.settings import plain_names
 from ambiseg.data.values import thinned
+from ambiseg.decisions.calibration import FILE, Calibration, Guaranteed, apply
 from ambiseg.decisions.compaction import compact
 from ambiseg.io.formats import stem_of
 from ambiseg.io.open import open_source
@@ -54,6 +55,8 @@ class Predictor:
     Args:
         run, which, device, card: see :func:`ambiseg.predict`.
         options: see :class:`Options`.
+        calibration: what ``ambiseg calibrate`` made of these weights, or its file; None: that of the run, if it has
+            one; False: none.
     """
 
     def __init__(
@@ -63,16 +66,22 @@ class Predictor:
         which: Which = "best",
         device: torch.device | str | None = None,
         card: Card | None = None,
+        calibration: Calibration | str | os.PathLike[str] | Literal[False] | None = None,
     ) -> None:
         self.options = options or Options()
         if card is not None and not isinstance(run, Method):
             raise ConfigError("card: expected None beside a run or a trained model, which have their own, found one")
         if isinstance(run, Method):
             run = TrainedModel(run, card or _plain_card(run))
+        self.calibration: Calibration | None = None
         if isinstance(run, TrainedModel):
+            if calibration is not None and calibration is not False:
+                raise ConfigError("calibration: expected None beside a model from memory, found one; give its run")
             model, self.run = run if device is None else run.to(_device(device)), run.run
         else:
             opened = run if isinstance(run, Run) else open_run(run)
+            if calibration is not False:
+                self.calibration = _calibration(opened, which, calibration)
             model = opened.model(which, _device("cpu" if device is None else device))
             self.run = str(opened.folder) if isinstance(run, Run) else os.fspath(run)
         self.method = symmetric(model.method, self.options.symmetries)
@@ -162,9 +171,9 @@ class Predictor:
         hint = f"{hint}, or allow more: {OPTION} {-(-takes // _BYTES)}"
         raise DataError(f"{source.path}: expected masks that fit into {most / 1e9:.1f} GB, found {found}; {hint}")
 
-    def _asked(self, strata: int | None) -> int:
+    def _asked(self, strata: int | None, options: Options | None = None) -> int:
         """Masks to draw: in all, or from each of so many strata."""
-        options = self.options
+        options = options or self.options
         if strata is None:
             return options.samples or (_SAMPLES if options.keep is None else _TO_KEEP)
         return options.per_stratum or (_PER_STRATUM if options.keep is None else per_stratum(_TO_KEEP, strata))
@@ -215,6 +224,7 @@ class Predictor:
         slices.expect(first.passes)
         del first  # of a large volume, its features are computed again
         labels = marginal = centres = entropy = torch.empty(0)
+        guaranteed = None
         for k in range(slices.source.slices):
             predictive = slices.take(k)
             if centre is None:
@@ -223,6 +233,8 @@ class Predictor:
                 drawn, typical = predictive.render_with(noise, centre)
                 centres = slices.put(centres, k, typical[0])
                 del typical
+            if slices.source.slices == 1:
+                guaranteed = self._guaranteed(predictive, drawn)
             del predictive
             soft = (drawn.marginal_probs(self.method.classes) if drawn.marginal is None else drawn.marginal)[0]
             labels, marginal = slices.put(labels, k, drawn.labels[0]), slices.put(marginal, k, soft)
@@ -239,8 +251,8 @@ class Predictor:
         word = self.method.stratum or "stratum"
         strata = None if weights is None else Strata(word, weights.mean(0), centres, weights)
         made_with = self.card.classes, slices.source, self.run, self.which, self.options
-        notes = self.notes(slices.source, list(slices.seen.values()))
-        return Prediction(name, masks, draws, strata, entropy, *made_with, slices.tiles, notes, kept)
+        notes = (*self.notes(slices.source, list(slices.seen.values())), *self._not_guaranteed(slices.source))
+        return Prediction(name, masks, draws, strata, entropy, *made_with, slices.tiles, notes, kept, guaranteed)
 
     def _kept(self, masks: MaskDistribution, groups: list[int]) -> tuple[MaskDistribution, list[int], Kept | None]:
         """The masks that ``keep`` leaves, and for each draw which of them it is or is nearest to."""
@@ -253,12 +265,53 @@ class Predictor:
         nearest = found.nearest[0].tolist()
         return left, [nearest[group] for group in groups], Kept(keep, len(groups), float(found.loss))
 
-    def _noise(self, predictive: Predictive) -> Noise:
-        options, generator = self.options, torch.Generator(self.device).manual_seed(self.options.seed)
+    def _guaranteed(self, predictive: Predictive, drawn: MaskDistribution) -> Guaranteed | None:
+        """What the calibration says of an image, by masks that are drawn as they were for the calibration."""
+        found = self.calibration
+        if found is None or found.symmetries != self.options.symmetries:
+            return None
+        options = replace(
+            self.options, per_stratum=found.per_stratum, samples=found.samples, seed=found.seed, keep=None
+        )
+        same = self._form(predictive, options) == self._form(predictive, self.options)
+        draws = drawn if same else self.draw(predictive, options)[0]
+        weights = predictive.weights[0].detach().cpu().numpy() if isinstance(predictive, Stratified) else None
+        return apply(found, draws.to("cpu"), weights)
+
+    def _not_guaranteed(self, source: Source) -> tuple[str, ...]:
+        """Why a calibration says nothing, or not what it should."""
+        found = self.calibration
+        if found is None:
+            return ()
+        if source.slices > 1:
+            return ("the calibration is of single images: it says nothing about a volume",)
+        if found.symmetries != self.options.symmetries:
+            other = f"symmetries={found.symmetries}, and this is with {self.options.symmetries}"
+            return (f"the calibration is with {other}: it says nothing here",)
+        (h, w), (height, width) = found.size
+        if not (h <= source.size[0] <= height and w <= source.size[1] <= width):
+            sizes = " to ".join(dict.fromkeys((shape_text((h, w)), shape_text((height, width)))))
+            return (f"the calibration is of images of {sizes} pixels: nothing is guaranteed for {source.form}",)
+        return ()
+
+    def _form(self, predictive: Predictive, options: Options) -> tuple[int | None, int, int]:
+        """What the draws of an image depend on: strata, how many, seed."""
+        by_strata = isinstance(predictive, Stratified) and options.samples is None
+        strata = predictive.weights.shape[1] if by_strata else None  # type: ignore[attr-defined]
+        return strata, self._asked(strata, options), options.seed
+
+    def draw(self, predictive: Predictive, options: Options | None = None) -> tuple[MaskDistribution, Noise]:
+        """The masks of an image as ``options`` ask, with their soft marginal, and the noise that they come from."""
+        noise = self._noise(predictive, options)
+        return predictive.render(noise), noise
+
+    def _noise(self, predictive: Predictive, options: Options | None = None) -> Noise:
+        options = options or self.options
+        generator = torch.Generator(self.device).manual_seed(options.seed)
         if isinstance(predictive, Stratified) and options.samples is None:
             strata = predictive.weights.shape[1]
-            return draw_noise(predictive, "compact", self._asked(strata) * strata, generator)
-        return draw_noise(predictive, "standard", self._asked(None), generator)
+            return draw_noise(predictive, "compact", self._asked(strata, options) * strata, generator)
+        return draw_noise(predictive, "standard", self._asked(None, options), generator)
 
 
 class _Slices:
@@ -411,6 +464,28 @@ def _entropy(soft: Tensor) -> Tensor:
     """Of class probabilities ``[C, H, W]``, in nats: ``[H, W]``, some rows at a time."""
     rows = max(1, _AT_ONCE // soft[:, 0].numel())
     return torch.cat([torch.special.entr(part.clamp_min(0)).sum(0) for part in soft.split(rows, 1)])
+
+
+def _calibration(run: Run, which: Which, given: Calibration | str | os.PathLike[str] | None) -> Calibration | None:
+    """The calibration that is given or that the run has; an error for one of other weights."""
+    if isinstance(given, Calibration):
+        found, place = given, "calibration"
+    else:
+        place = run.folder / FILE if given is None else Path(given)
+        if given is None and not place.is_file():
+            return None
+        if not place.is_file():
+            raise ConfigError(f"{place}: expected a calibration, found no such file")
+        found = Calibration.load(place)
+    if found.weights != run.digest(which):
+        hint = "ambiseg calibrate makes one, calibration=False goes on without"
+        raise ConfigError(
+            f"{place}: expected a calibration of the weights of {run.folder} ({which}), found one of others; {hint}"
+        )
+    if found.classes and max(one.id for one in found.classes) >= len(run.card.classes):
+        top = max(one.id for one in found.classes)
+        raise ConfigError(f"{place}: expected class ids below {len(run.card.classes)}, found {top}")
+    return found
 
 
 def _device(device: torch.device | str) -> torch.device:

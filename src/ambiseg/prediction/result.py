@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ambiseg._util.errors import DataError
 from ambiseg.data.sets.folder.settings import AXES
+from ambiseg.decisions.calibration import Guaranteed
 from ambiseg.io.source import Source
 from ambiseg.masks import MaskDistribution
 from ambiseg.nn.windows import spacing
@@ -121,6 +122,7 @@ class Prediction:
     windows: int = 1  #: how many a slice was cut into; 1 is whole
     notes: tuple[str, ...] = ()  #: warnings: what is odd about the image for this model
     kept: Kept | None = None  #: None: masks are all that were drawn
+    guaranteed: Guaranteed | None = None  #: of the run's calibration; None without one, and of volumes
 
     @property
     def form(self) -> str:

@@ -7,6 +7,8 @@
 ``masks.npz``          all masks as a :class:`~ambiseg.masks.MaskDistribution`
 ``entropy.tif``        entropy of each pixel's class, float32 in nats (``.nii.gz`` where the masks are)
 ``entropy.png``        the same as a picture, from 0 to log(classes); not of volumes
+``inner.png`` …        of a calibrated run: ``outer``, ``inner``, ``found`` and ``sure``, with the id of the class
+                      (``inner_2.png`` …, where several are evaluated)
 ``overview.png``       image, masks and entropy in one picture
 ====================  =============================================================================================
 """
@@ -76,6 +78,8 @@ def _fill(prediction: Prediction, folder: Path, overview: bool, exchange: Exchan
     write_map(folder / entropy, values, source)
     if source.slices == 1:
         write_heat(folder / "entropy.png", values, float(np.log(classes)))
+    for file, ids in _bounds(prediction, suffix).items():
+        write_map(folder / file, ids.astype(np.uint8 if classes <= 256 else np.uint16), source)
     about = _about(prediction, list(masks), list(centres), entropy) | write_exchange(prediction, folder, exchange)
     write_text(folder / "weights.json", json.dumps(about, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     if overview:
@@ -115,6 +119,7 @@ def _about(prediction: Prediction, masks: list[str], centres: list[str], entropy
         "strata": described,
         "masks": listed,
         **({} if prediction.kept is None else {"kept": _kept(prediction.kept)}),
+        **({} if prediction.guaranteed is None else {"guaranteed": guaranteed(prediction)}),
         "entropy": {"file": entropy, "mean": float(prediction.entropy.mean()), "max": float(prediction.entropy.max())},
         "notes": list(prediction.notes),
         "version": __version__,
@@ -123,3 +128,40 @@ def _about(prediction: Prediction, masks: list[str], centres: list[str], entropy
 
 def _kept(kept: Kept) -> dict[str, Any]:
     return {**kept._asdict(), "distance": "GED, d = 1 - IoU"}
+
+
+_BOUNDS = ("outer", "inner", "found", "sure")
+
+
+def _bounds(prediction: Prediction, suffix: str) -> dict[str, np.ndarray]:
+    """The masks of a calibration by the names of their files: class ids, 0 elsewhere."""
+    found = () if prediction.guaranteed is None else prediction.guaranteed.classes
+    end = (lambda one: f"_{one.id}") if len(found) > 1 else lambda _: ""
+    return {f"{name}{end(one)}{suffix}": getattr(one, name) * np.int64(one.id) for one in found for name in _BOUNDS}
+
+
+def guaranteed(prediction: Prediction) -> dict[str, Any] | None:
+    """What a calibration says of an image, as ``weights.json`` has it; ``None`` without one."""
+    found = prediction.guaranteed
+    if found is None:
+        return None
+    of, names, classes = found.calibration, list(_bounds(prediction, suffix_for(prediction.source))), {}
+    each = pixel_area(prediction)
+    for i, one in enumerate(found.classes):
+        files = names[i * len(_BOUNDS) : (i + 1) * len(_BOUNDS)]
+        masks = {
+            name: {"file": file, "pixels": int(getattr(one, name).sum())}
+            for name, file in zip(_BOUNDS, files, strict=True)
+        }
+        area = {"pixels": list(one.area)} | ({} if each is None else {"mm2": [side * each for side in one.area]})
+        classes[one.name] = masks | {"area": area}
+    said = {"alpha": of.alpha, "data": of.data, "part": of.part, "patients": of.patients, "classes": classes}
+    if found.strata is not None:
+        said["strata"] = [k + 1 for k in found.strata]
+    return said | {"guarantees": of.guarantees}
+
+
+def pixel_area(prediction: Prediction) -> float | None:
+    """Of a pixel, in mm²; ``None`` where the image's file does not say."""
+    affine = prediction.source.affine
+    return None if affine is None else float(np.linalg.norm(np.cross(affine[:3, 1], affine[:3, 2])))
