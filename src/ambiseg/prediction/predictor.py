@@ -23,7 +23,7 @@ from ambiseg._util.text import shape_text
 from ambiseg.data.intensity import Intensity
 from ambiseg.data.sets.folder.settings import plain_names
 from ambiseg.data.values import thinned
-from ambiseg.decisions.calibration import FILE, Calibration, Guaranteed, apply
+from ambiseg.decisions.calibration import Calibration, Guaranteed, apply
 from ambiseg.decisions.compaction import compact
 from ambiseg.io.formats import stem_of
 from ambiseg.io.open import open_source
@@ -35,6 +35,7 @@ from ambiseg.methods.predictive import part_of
 from ambiseg.methods.symmetries import symmetric
 from ambiseg.nn.pixelhead import label_dtype
 from ambiseg.nn.windows import Windows, plan
+from ambiseg.prediction.guarantees import calibration_of, not_guaranteed
 from ambiseg.prediction.inputs import read_pixels, with_extra
 from ambiseg.prediction.result import Draw, Kept, Options, Prediction, Strata
 from ambiseg.runs import Card, Run, TrainedModel, Which, open_run
@@ -81,7 +82,7 @@ class Predictor:
         else:
             opened = run if isinstance(run, Run) else open_run(run)
             if calibration is not False:
-                self.calibration = _calibration(opened, which, calibration)
+                self.calibration = calibration_of(opened, which, calibration)
             model = opened.model(which, _device("cpu" if device is None else device))
             self.run = str(opened.folder) if isinstance(run, Run) else os.fspath(run)
         self.method = symmetric(model.method, self.options.symmetries)
@@ -251,7 +252,10 @@ class Predictor:
         word = self.method.stratum or "stratum"
         strata = None if weights is None else Strata(word, weights.mean(0), centres, weights)
         made_with = self.card.classes, slices.source, self.run, self.which, self.options
-        notes = (*self.notes(slices.source, list(slices.seen.values())), *self._not_guaranteed(slices.source))
+        notes = (
+            *self.notes(slices.source, list(slices.seen.values())),
+            *not_guaranteed(self.calibration, slices.source, self.options),
+        )
         return Prediction(name, masks, draws, strata, entropy, *made_with, slices.tiles, notes, kept, guaranteed)
 
     def _kept(self, masks: MaskDistribution, groups: list[int]) -> tuple[MaskDistribution, list[int], Kept | None]:
@@ -277,22 +281,6 @@ class Predictor:
         draws = drawn if same else self.draw(predictive, options)[0]
         weights = predictive.weights[0].detach().cpu().numpy() if isinstance(predictive, Stratified) else None
         return apply(found, draws.to("cpu"), weights)
-
-    def _not_guaranteed(self, source: Source) -> tuple[str, ...]:
-        """Why a calibration says nothing, or not what it should."""
-        found = self.calibration
-        if found is None:
-            return ()
-        if source.slices > 1:
-            return ("the calibration is of single images: it says nothing about a volume",)
-        if found.symmetries != self.options.symmetries:
-            other = f"symmetries={found.symmetries}, and this is with {self.options.symmetries}"
-            return (f"the calibration is with {other}: it says nothing here",)
-        (h, w), (height, width) = found.size
-        if not (h <= source.size[0] <= height and w <= source.size[1] <= width):
-            sizes = " to ".join(dict.fromkeys((shape_text((h, w)), shape_text((height, width)))))
-            return (f"the calibration is of images of {sizes} pixels: nothing is guaranteed for {source.form}",)
-        return ()
 
     def _form(self, predictive: Predictive, options: Options) -> tuple[int | None, int, int]:
         """What the draws of an image depend on: strata, how many, seed."""
@@ -464,28 +452,6 @@ def _entropy(soft: Tensor) -> Tensor:
     """Of class probabilities ``[C, H, W]``, in nats: ``[H, W]``, some rows at a time."""
     rows = max(1, _AT_ONCE // soft[:, 0].numel())
     return torch.cat([torch.special.entr(part.clamp_min(0)).sum(0) for part in soft.split(rows, 1)])
-
-
-def _calibration(run: Run, which: Which, given: Calibration | str | os.PathLike[str] | None) -> Calibration | None:
-    """The calibration that is given or that the run has; an error for one of other weights."""
-    if isinstance(given, Calibration):
-        found, place = given, "calibration"
-    else:
-        place = run.folder / FILE if given is None else Path(given)
-        if given is None and not place.is_file():
-            return None
-        if not place.is_file():
-            raise ConfigError(f"{place}: expected a calibration, found no such file")
-        found = Calibration.load(place)
-    if found.weights != run.digest(which):
-        hint = "ambiseg calibrate makes one, calibration=False goes on without"
-        raise ConfigError(
-            f"{place}: expected a calibration of the weights of {run.folder} ({which}), found one of others; {hint}"
-        )
-    if found.classes and max(one.id for one in found.classes) >= len(run.card.classes):
-        top = max(one.id for one in found.classes)
-        raise ConfigError(f"{place}: expected class ids below {len(run.card.classes)}, found {top}")
-    return found
 
 
 def _device(device: torch.device | str) -> torch.device:
