@@ -20,7 +20,8 @@ from ambiseg._util.files import LOCK, Lock
 from ambiseg.io.source import Source
 from ambiseg.prediction import Options, Predictor, loop, predictor
 from ambiseg.prediction.inputs import array_source
-from ambiseg.prediction.predictor import _entropy, _ordered
+from ambiseg.prediction.merging import ordered
+from ambiseg.prediction.predictor import _entropy
 from tests.drop_ins import Latent
 from tests.test_prediction import dropped_in, fresh, noise
 
@@ -61,7 +62,7 @@ def test_masks_are_ordered_in_place_and_entropy_is_computed_in_bands(monkeypatch
         labels = torch.from_numpy(rng.integers(0, 99, (9, 2, 3)))
         order = rng.permutation(9)[:count].tolist()
         expected, place = labels[order], labels.data_ptr()
-        found = _ordered(labels, order)
+        found = ordered(labels, order)
         assert torch.equal(found, expected)
         assert found.data_ptr() == place
     soft = torch.rand(3, 17, 5).softmax(0)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -37,6 +35,7 @@ from ambiseg.nn.pixelhead import label_dtype
 from ambiseg.nn.windows import Windows, plan
 from ambiseg.prediction.guarantees import calibration_of, not_guaranteed
 from ambiseg.prediction.inputs import read_pixels, with_extra
+from ambiseg.prediction.merging import heaviest_first, ordered
 from ambiseg.prediction.result import Draw, Kept, Options, Prediction, Strata
 from ambiseg.runs import Card, Run, TrainedModel, Which, open_run
 
@@ -242,8 +241,8 @@ class Predictor:
             entropy = slices.put(entropy, k, _entropy(soft))
             del drawn, soft
         mass = noise.mass[0].tolist()
-        order, merged, groups = _heaviest_first(labels, mass, self.options.merge)
-        labels = _ordered(labels, order)
+        order, merged, groups = heaviest_first(labels, mass, self.options.merge)
+        labels = ordered(labels, order)
         masks = MaskDistribution(labels[None], torch.tensor([merged], dtype=torch.float32))
         masks, groups, kept = self._kept(masks, groups)
         masks = replace(masks, marginal=marginal[None])
@@ -412,40 +411,6 @@ def _plain_card(method: Method) -> Card:
     """Of a method from memory, whose input is prepared already: any number of channels, until the first image."""
     names = plain_names(method.classes)
     return Card(names, tuple(range(1, len(names))), 0, Intensity(), "memory", method.stratum)
-
-
-def _heaviest_first(labels: Tensor, mass: list[float], merge: bool) -> tuple[list[int], list[float], list[int]]:
-    """The first draw and the weight of each distinct mask, heaviest first; and for each draw, which of these it is.
-
-    >>> labels = torch.tensor([[[0]], [[1]], [[1]]], dtype=torch.uint8)
-    >>> _heaviest_first(labels, [0.5, 0.25, 0.5], merge=True)
-    ([1, 0], [0.75, 0.5], [1, 0, 0])
-    """
-    keys: list[Any] = list(range(len(labels)))
-    if merge:
-        keys = [hashlib.blake2b(np.ascontiguousarray(one.numpy()).data).digest() for one in labels]
-    total = defaultdict(float)
-    for key, weight in zip(keys, mass, strict=True):
-        total[key] += weight
-    ranked = sorted(total, key=lambda key: -total[key])  # stable: of equal weights, the one drawn first
-    return list(map(keys.index, ranked)), [total[key] for key in ranked], list(map(ranked.index, keys))
-
-
-def _ordered(labels: Tensor, order: list[int]) -> Tensor:
-    """``labels[order]`` of distinct numbers in the memory of ``labels``: a second copy of all masks would not fit.
-
-    >>> _ordered(torch.tensor([5, 6, 7, 8]), [2, 0, 3]).tolist()
-    [7, 5, 8]
-    """
-    count, order = len(order), [*order, *sorted(set(range(len(labels))).difference(order))]
-    for start in range(len(order)):
-        place, first = start, None
-        while order[place] != place:  # around a cycle: each takes the one that it is to be
-            first = labels[start].clone() if first is None else first
-            source, order[place] = order[place], place
-            labels[place] = first if source == start else labels[source]
-            place = source
-    return labels[:count]
 
 
 def _entropy(soft: Tensor) -> Tensor:
