@@ -18,12 +18,13 @@ from ambiseg._util.errors import ConfigError, DataError
 from ambiseg.cli import main
 from ambiseg.data import Nodules
 from ambiseg.prediction import Prediction, predict
+from ambiseg.runs import Run
 from ambiseg.serving.app import create_app
 from ambiseg.serving.scene import PredictionScene, packed
 from ambiseg.serving.view.choosing import choose, is_run
 from ambiseg.serving.view.listing import case_values
 from ambiseg.serving.view.page import POLICY, page, palette, palette_css, static_files
-from ambiseg.serving.view.routes import View, view_router
+from ambiseg.serving.view.routes import View, expected_pixels, view_router
 from ambiseg.serving.view.scenes import ReadersScene, WithReaders, saved_scene
 from ambiseg.serving.view.shelf import Shelf
 from tests.pages import evaluation, parsed
@@ -207,6 +208,27 @@ def test_scores_of_an_evaluated_run_are_listed():
         "ged": 0.1, "readers": 3, "patient": "p0", "disagreement": 0.7, "iou": 0.5, "ged_other": 0.0
     }  # fmt: skip
     assert "ged_other" not in found["a"]
+
+
+def test_an_evaluation_in_the_folder_of_a_run_is_found(tiny_run, tmp_path):
+    shutil.copytree(tiny_run, tmp_path / "run")
+    run = Run(tmp_path / "run")
+    names = list(run.split.parts["test"])
+    parsed(evaluation(names, weights=run.digest())).save(tmp_path / "run" / "evaluation-test.json")
+    view = choose([str(tmp_path / "run")])
+    assert [entry.name for entry in view.entries] == names
+    assert [entry.values["ged"] for entry in view.entries] == [i / 10 for i in range(len(names))]
+    titles = [column["title"] for column in view.list()["columns"]]
+    assert titles == ["Readers", "Disagreement", "GED", "IoU", "Patient"]
+    view = choose([str(tmp_path / "run")], data="shapes")  # of which the evaluated are a part
+    assert len(view.entries) > len(names)
+
+
+def test_expected_pixels_of_slices():
+    data = Nodules()
+    scene = ReadersScene(data[7], data)
+    [found] = expected_pixels(scene)
+    assert found[1] == pytest.approx((data[7].labels == 1).sum() / 4, abs=1)
 
 
 def test_runs_that_do_not_fit_together(tiny_run, tmp_path):

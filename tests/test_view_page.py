@@ -313,6 +313,11 @@ def test_a_volume_is_scrolled(browser, address, tmp_path):
         page.wait_for_function("() => document.querySelector('#slice-number').textContent === 'slice 2 of 3'")
         page.fill("#slice", "0")
         page.wait_for_function("() => document.querySelector('#slice-number').textContent === 'slice 1 of 3'")
+        page.wait_for_selector("#largest:not([disabled])")
+        page.keyboard.press("g")
+        page.wait_for_function("() => !document.querySelector('#slice-number').textContent.includes('slice 3')")
+        page.click("#largest")
+        assert page.locator("#profile path").count() == 1
         assert "ml" in page.inner_text("#sizes")
         assert page.inner_text("#sizes-title") == "Volume and presence"
 

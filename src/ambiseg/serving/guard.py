@@ -120,7 +120,8 @@ class Guard:
             cookies = SimpleCookie(headers.get("cookie", ""))
         except CookieError:
             return False
-        return COOKIE in cookies and self._equal(cookies[COOKIE].value)
+        name = cookie_of(headers)
+        return name in cookies and self._equal(cookies[name].value)
 
     def _brings_token(self, scope: Scope) -> bool:
         if scope["method"] != "GET" or scope["path"] != "/":
@@ -136,8 +137,18 @@ class Guard:
         if self.token is None or not self._brings_token(scope):
             return None
         answer = RedirectResponse("/", 303)
-        answer.set_cookie(COOKIE, self.token, httponly=True, samesite="strict", path="/")
+        answer.set_cookie(cookie_of(Headers(scope=scope)), self.token, httponly=True, samesite="strict", path="/")
         return answer
+
+
+def cookie_of(headers: Headers) -> str:
+    """The name of the cookie: browsers send those of one host to all its ports, where other services may be.
+
+    >>> cookie_of(Headers({"host": "127.0.0.1:8000"}))
+    'ambiseg_token_8000'
+    """
+    port = headers.get("host", "").rpartition(":")[2]
+    return f"{COOKIE}_{port}" if port.isascii() and port.isdigit() else COOKIE
 
 
 async def refuse(send: Any, receive: Any, status: int, message: str, headers: Sequence[tuple[str, str]] = ()) -> None:

@@ -15,6 +15,7 @@ from ambiseg._util.errors import DataError
 from ambiseg._util.text import count
 from ambiseg.io.formats import FORMATS
 from ambiseg.serving.asked import Asked
+from ambiseg.serving.scene import Scene
 from ambiseg.serving.settings import Served
 from ambiseg.serving.uploads import BadRequest
 from ambiseg.serving.view.listing import Entry, columns_of
@@ -65,7 +66,7 @@ class View:
             "list": "auto" if listed else "none",  # open where there is room
             "columns": str(len(columns_of(self.entries))),
             "nolist": "" if listed else "hidden",
-            "listed": " and ".join(kinds) or "Images",
+            "listed": next(iter(kinds)) if len(kinds) == 1 else "Images",
             "hint": hint,
             "formats": formats if self.kind == "models" else "",
             "nochoose": off,
@@ -132,4 +133,16 @@ def view_router(view: View) -> APIRouter:
             raise BadRequest(422, " ".join(str(error).split())) from None
         return JSONResponse({"id": job.id, "state": job.state}, 202)
 
+    @router.get("/v1/predictions/{id}/profile", summary="Pixels of each class that are expected in each slice")
+    async def profile(id: str, request: Request) -> dict[str, Any]:
+        job = request.app.state.jobs.get(id)
+        if job is None or job.scene is None:
+            raise BadRequest(404, "expected the id of a prediction that is done, found none")
+        return {"expected": await anyio.to_thread.run_sync(expected_pixels, job.scene)}
+
     return router
+
+
+def expected_pixels(scene: Scene) -> list[list[float]]:
+    """``[D][C]``: the sum of each class's marginal over each slice."""
+    return [(scene.slice(k)["marginal"].sum((1, 2)) / 255).round(1).tolist() for k in range(scene.slices)]

@@ -1,6 +1,6 @@
 /** The controls beside the panels, and what they show of the state. */
 
-import { element, find } from "./dom.js";
+import { element, find, shape } from "./dom.js";
 import { fit, togglePanel, zoomBy } from "./panels.js";
 import { coverage } from "./raster.js";
 import { PANELS, depth, goTo, number, percent, sliceOf, state, touch, watch } from "./state.js";
@@ -27,7 +27,9 @@ export function presets() {
   const found = [];
   const { range, units } = scene.summary;
   const own = model?.window;
-  if (own && own[1] > range[0] && own[0] < range[1]) found.push({ name: "Of the model", low: own[0], high: own[1] });
+  const shared = own ? Math.min(own[1], range[1]) - Math.max(own[0], range[0]) : 0;
+  const fits = own && shared > 0.2 * (own[1] - own[0]) && shared > 0.2 * (range[1] - range[0]); // else: other units
+  if (own && fits) found.push({ name: "Model", low: own[0], high: own[1] });
   found.push({ name: "All values", low: range[0], high: range[1] > range[0] ? range[1] : range[0] + 1 });
   if (slice?.image) {
     const some = Float32Array.from(slice.image.filter((_, i) => i % Math.ceil(slice.h * slice.w / 20000) === 0)).sort();
@@ -48,6 +50,14 @@ export function zoomToMasks() {
   const scale = Math.max(1, Math.max(slice.h, slice.w) / side);
   state.zoom = { scale, x: (x + side / 2) / slice.w, y: (y + side / 2) / slice.h };
   touch("zoom");
+}
+
+/** Go to the slice where most of the class is expected. */
+export function goToLargest() {
+  const profile = state.scenes[0]?.profile;
+  if (!profile) return;
+  const sizes = profile.map((expected) => expected[state.cls] ?? 0);
+  void goTo(sizes.indexOf(Math.max(...sizes)));
 }
 
 /** @param {1 | -1} by */
@@ -141,6 +151,7 @@ export function start() {
     ["#zoom-out", () => zoomBy(1 / 1.4)],
     ["#zoom-fit", fit],
     ["#zoom-masks", zoomToMasks],
+    ["#largest", goToLargest],
     ["#unpin", () => {
       state.pins = [];
       touch("marks");
@@ -150,6 +161,7 @@ export function start() {
   watch(["scenes", "panels", "overlay", "contours", "class"], showChoices);
   watch(["scenes", "window", "slice"], showWindow);
   watch(["scenes", "slice"], showSlice);
+  watch(["scenes", "profile", "class"], showProfile);
   watch(["marks"], () => {
     find("#unpin", HTMLButtonElement).disabled = !state.pins.length;
   });
@@ -166,6 +178,12 @@ function showChoices() {
   const readers = find("#contours-readers", HTMLInputElement);
   readers.disabled = !!scene && !scene.summary.readers?.length;
   const word = state.scenes.find((one) => one.summary.strata)?.summary.strata?.name ?? state.models[0]?.stratum;
+  const alone = scene?.summary.form === "readers";
+  find("#contours-masks-name", HTMLElement).textContent = alone ? "of readers" : "of the heaviest masks";
+  find("#coverage-what", HTMLElement).textContent = alone ? "Readers who have" : "Masks that cover";
+  find("#coverage-of", HTMLElement).textContent = alone ? "of the weight" : "of the probability";
+  const unused = find("#contours-readers", HTMLInputElement).parentElement;
+  if (unused) unused.hidden = alone;
   find("#contours-strata-name", HTMLElement).textContent = word ? `every ${word}` : "strata";
   const percents = Math.round(100 * state.coverage);
   const slider = find("#coverage", HTMLInputElement);
@@ -176,7 +194,7 @@ function showChoices() {
         .map(({ summary, label }) => {
           const { count, covered } = coverage(summary.masks.map((mask) => mask.weight), state.coverage);
           const whose = state.scenes.length > 1 ? `${label}: ` : "";
-          return `${whose}${count} of ${summary.masks.length} masks, ${percent(covered)}`;
+          return `${whose}${count} of ${summary.masks.length} ${alone ? "readers" : "masks"}, ${percent(covered)}`;
         })
         .join("; ")
     : "no masks yet";
@@ -221,4 +239,17 @@ function showSlice() {
   input.disabled = count < 2;
   find("#slices", HTMLElement).classList.toggle("single", count < 2);
   find("#slice-number", HTMLElement).textContent = count > 1 ? `slice ${state.slice + 1} of ${count}` : "one slice";
+}
+
+/** How much of the class is expected in each slice, under the slider. */
+function showProfile() {
+  const place = find("#profile", HTMLElement);
+  const profile = state.scenes[0]?.profile;
+  const sizes = (profile ?? []).map((expected) => expected[state.cls] ?? 0);
+  const most = Math.max(...sizes, 1e-9);
+  const points = sizes.map((size, k) => `L${k} ${1 - size / most}`).join("");
+  const svg = shape("svg", { viewBox: `0 0 ${Math.max(sizes.length - 1, 1)} 1`, preserveAspectRatio: "none" });
+  svg.append(shape("path", { d: `M0 1${points}L${Math.max(sizes.length - 1, 0)} 1z` }));
+  place.replaceChildren(...(sizes.length > 1 ? [svg] : []));
+  find("#largest", HTMLButtonElement).disabled = sizes.length < 2;
 }

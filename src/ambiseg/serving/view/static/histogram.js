@@ -109,7 +109,8 @@ function chart(at) {
 function facts(at) {
   const { summary } = state.scenes[at];
   const sizes = sizesOf(summary);
-  const { unit } = unitOf(summary);
+  const { factor, unit: whole } = unitOf(summary);
+  const unit = factor === 1 ? "" : ` ${whole}`; // pixels are said under the axis
   const range = [0.05, 0.5, 0.95].map((share) => number(quantile(sizes, share)));
   const { preview, pins } = state;
   const mark = preview ?? pins.at(-1);
@@ -117,8 +118,8 @@ function facts(at) {
   /** @type {[string, string][]} */
   const rows = [
     [summary.form === "readers" ? "Readers who drew it" : "Presence", percent(presence(summary))],
-    ["Median (5–95 %)", `${range[1]} (${range[0]}–${range[2]}) ${unit}`],
-    [mark && size !== null ? nameOf(mark).name : "Mask pointed at", mark && size !== null ? `${number(size, 4)} ${unit}` : "–"],
+    ["Median (5–95 %)", `${range[1]} (${range[0]}–${range[2]})${unit}`],
+    [mark && size !== null ? nameOf(mark).name : "Mask pointed at", mark && size !== null ? `${number(size, 4)} ${whole}` : "–"],
   ];
   return element("dl", {}, ...rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
 }

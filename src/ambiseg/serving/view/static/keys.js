@@ -1,7 +1,7 @@
 /** The keyboard: every control has a key, and `?` lists them. */
 
 import { openNext, toggleList } from "./cases.js";
-import { changeWindow, nextClass, nextPreset, setCoverage, setDrag, zoomToMasks } from "./controls.js";
+import { changeWindow, goToLargest, nextClass, nextPreset, setCoverage, setDrag, zoomToMasks } from "./controls.js";
 import { element, find } from "./dom.js";
 import { fit, moveBy, togglePanel, zoomBy } from "./panels.js";
 import { savePicture } from "./save.js";
@@ -56,6 +56,7 @@ const GROUPS = [
     keys: [
       { keys: ["ArrowDown", "ArrowUp", "PageDown", "PageUp"], shown: "↑ ↓ Page", what: "slices of a volume", act: slices },
       { keys: ["Home", "End"], what: "first and last slice", act: ({ key }) => void goTo(key === "Home" ? 0 : depth() - 1) },
+      { keys: ["g"], what: "the slice where most of the class is expected", act: goToLargest },
       { keys: ["+", "=", "-"], shown: "+ −", what: "zoom", act: ({ key }) => zoomBy(key === "-" ? 1 / 1.25 : 1.25) },
       { keys: ["0"], what: "the whole image", act: fit },
       { keys: ["z"], what: "zoom to the masks", act: zoomToMasks },

@@ -1,6 +1,6 @@
 /** Opening images: dropped or chosen files, and entries of the list, with every run that is shown. */
 
-import { Refused, drop, finished, post, upload } from "./api.js";
+import { Refused, drop, finished, json, post, upload } from "./api.js";
 import { presets, zoomToMasks } from "./controls.js";
 import { element, find, say } from "./dom.js";
 import { fit } from "./panels.js";
@@ -89,7 +89,7 @@ async function open(name, submit) {
 function sceneOf(id, model, summary) {
   const label = state.models[model]?.name ?? summary.name;
   const colours = summary.colours ?? state.about.colours[model] ?? [];
-  return { id, model, label, summary, colours, slices: new Map() };
+  return { id, model, label, summary, colours, slices: new Map(), profile: null };
 }
 
 /** @param {Scene[]} scenes @param {AbortSignal} signal */
@@ -119,7 +119,15 @@ async function show(scenes, signal) {
   document.body.dataset.open = "yes";
   describe(scenes);
   touch("scenes", "slice", "list");
-  if (depth() > 1) void goTo(slice);
+  if (depth() < 2) return;
+  void goTo(slice);
+  for (const scene of scenes)
+    json(`/v1/predictions/${scene.id}/profile`, { signal })
+      .then(({ expected }) => {
+        scene.profile = expected;
+        touch("profile");
+      })
+      .catch(() => {}); // another image was opened
 }
 
 /** @param {Scene[]} scenes */
@@ -139,7 +147,7 @@ function describe(scenes) {
 
 /** @param {string} message */
 export function complain(message) {
-  find("#error-text", HTMLElement).textContent = message;
+  find("#error-text", HTMLElement).textContent = message.replace("convert=True", "the last option under Prediction");
   find("#error", HTMLElement).hidden = false;
   const scene = state.scenes[0];
   if (scene) describe(state.scenes);

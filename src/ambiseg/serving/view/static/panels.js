@@ -1,13 +1,14 @@
 /** The panels: the image with contours, and maps over it, which zoom, move and change their window together. */
 
-import { context, coverage, disagreement, filled, heat, heatTable, once, outline, picture } from "./raster.js";
+import { context, coverage, disagreement, filled, heat, heatTable, once, outlineOf, picture } from "./raster.js";
 import { PANELS, colourOf, goTo, depth, labelsOf, marksOf, number, sliceOf, state, touch, watch } from "./state.js";
 import { element, find } from "./dom.js";
 
 /** @typedef {import("./types.js").Scene} Scene */
 /** @typedef {import("./types.js").Slice} Slice */
 /** @typedef {import("./types.js").PanelKind} PanelKind */
-/** @typedef {{d: string, colour: string, width: number, dash: boolean, fill: number}} Line */
+/** @typedef {import("./types.js").Mark} Mark */
+/** @typedef {{d: string, path: Path2D, colour: string, width: number, dash: boolean, fill: number}} Line */
 /** @typedef {{canvas: HTMLCanvasElement, opacity: number}} Layer */
 /** @typedef {{scene: number, kind: PanelKind, canvas: HTMLCanvasElement, figure: HTMLElement}} Panel */
 
@@ -18,15 +19,6 @@ const MOST = 40; // of zoom: pixels of the screen per pixel of the image, about
 export let panels = [];
 /** @type {Uint32Array} */
 let table;
-
-/** @param {Slice} slice @param {{kind: "centre" | "mask" | "reader", index: number}} mark */
-function outlineOf(slice, mark) {
-  const labels = labelsOf(slice, mark);
-  if (!labels) return "";
-  return once(slice, `outline ${mark.kind} ${mark.index}`, `${state.cls}`, () =>
-    outline(labels, slice.h, slice.w, state.cls),
-  );
-}
 
 /**
  * The contours of a panel, in the order they are drawn.
@@ -40,6 +32,8 @@ export function lines(at, slice, kind) {
   const found = [];
   const { contours, preview, pins } = state;
   const { summary } = state.scenes[at];
+  /** @param {Omit<Mark, "colour">} mark readers are those of the first scene */
+  const shape = (mark) => outlineOf(slice, mark, labelsOf(slice, mark), state.cls);
   if (kind === "contours" || contours.everywhere) {
     const weights = summary.masks.map((mask) => mask.weight);
     const { count } = coverage(weights, state.coverage);
@@ -47,15 +41,15 @@ export function lines(at, slice, kind) {
       const { kind: what, index } = mark;
       const shown = { centre: contours.strata, mask: contours.masks && index < count, reader: contours.readers }[what];
       if (!shown) continue;
-      const width = what === "mask" ? 1 : 2;
-      found.push({ d: outlineOf(slice, mark), colour: colourOf(mark), width, dash: what === "reader", fill: 0 });
+      const width = what === "mask" && summary.form !== "readers" ? 1 : 2;
+      found.push({ ...shape(mark), colour: colourOf(mark), width, dash: what === "reader", fill: 0 });
     }
   }
   for (const pin of pins)
     if (pin.scene === at || pin.kind === "reader")
-      found.push({ d: outlineOf(slice, pin), colour: pin.colour, width: 3, dash: false, fill: 0.15 });
+      found.push({ ...shape(pin), colour: pin.colour, width: 3, dash: false, fill: 0.15 });
   if (preview && (preview.scene === at || preview.kind === "reader"))
-    found.push({ d: outlineOf(slice, preview), colour: "#ffffff", width: 2.5, dash: false, fill: 0 });
+    found.push({ ...shape(preview), colour: "#ffffff", width: 2.5, dash: false, fill: 0 });
   return found.filter((line) => line.d);
 }
 
@@ -151,8 +145,7 @@ export function paint(to, at, kind, width, height) {
     to.drawImage(canvas, 0, 0);
   }
   to.lineJoin = "round";
-  for (const { d, colour, width: thick, dash, fill } of lines(at, slice, kind)) {
-    const path = new Path2D(d);
+  for (const { path, colour, width: thick, dash, fill } of lines(at, slice, kind)) {
     to.globalAlpha = fill;
     to.fillStyle = colour;
     if (fill) to.fill(path);

@@ -217,6 +217,20 @@ function step(way, length) {
 }
 
 /**
+ * The outline of a mask's class, computed once: as path data and as a path of the canvas.
+ * @param {Slice} slice
+ * @param {{kind: string, index: number}} mark
+ * @param {Labels | null} labels
+ * @param {number} cls
+ */
+export function outlineOf(slice, mark, labels, cls) {
+  return once(slice, `outline ${mark.kind} ${mark.index}`, `${cls}`, () => {
+    const d = labels ? outline(labels, slice.h, slice.w, cls) : "";
+    return { d, path: new Path2D(d) };
+  });
+}
+
+/**
  * The smallest box that holds every class but 0 of all masks: [x, y, width, height]; null where there is none.
  * @param {Labels[]} masks
  * @param {number} h

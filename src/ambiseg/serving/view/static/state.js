@@ -43,7 +43,7 @@ export const state = {
   preview: null,
 };
 
-/** @typedef {"scenes" | "slice" | "class" | "panels" | "overlay" | "contours" | "window" | "zoom" | "marks" | "list"} Part */
+/** @typedef {"scenes" | "slice" | "class" | "panels" | "overlay" | "contours" | "window" | "zoom" | "marks" | "list" | "profile"} Part */
 
 /** @type {{parts: Set<Part>, run: () => void}[]} */
 const watchers = [];

@@ -1,7 +1,7 @@
 /** The row of masks: of strata, drawn ones and annotations, with their probability; pointed at or focused to preview. */
 
 import { element, find } from "./dom.js";
-import { boxOf, context, coverage, filled, once, outline, picture } from "./raster.js";
+import { boxOf, context, coverage, filled, once, outlineOf, picture } from "./raster.js";
 import { colourOf, labelsOf, marksOf, nameOf, percent, same, sliceOf, state, togglePin, touch, watch } from "./state.js";
 
 /** @typedef {import("./types.js").Slice} Slice */
@@ -47,10 +47,16 @@ function draw({ mark, canvas }) {
   to.setTransform(scale, 0, 0, scale, -focus.x * scale, -focus.y * scale);
   to.imageSmoothingEnabled = scale < 1;
   to.drawImage(picture(slice, state.window.low, state.window.high), 0, 0);
+  const { path } = outlineOf(slice, mark, labels, state.cls);
   to.globalAlpha = 0.3;
-  to.drawImage(filled(labels, slice.h, slice.w, scene.colours), 0, 0);
+  if (scene.colours.length > 2) {
+    const name = `filled ${mark.kind} ${mark.index}`;
+    to.drawImage(once(slice, name, "", () => filled(labels, slice.h, slice.w, scene.colours)), 0, 0);
+  } else {
+    to.fillStyle = scene.colours[state.cls] ?? "#ffffff";
+    to.fill(path);
+  }
   to.globalAlpha = 1;
-  const path = new Path2D(outline(labels, slice.h, slice.w, state.cls));
   to.strokeStyle = "#000";
   to.lineWidth = (3.5 * ratio) / scale;
   to.stroke(path);

@@ -91,6 +91,7 @@
  * @property {Summary} summary
  * @property {string[]} colours
  * @property {Map<number, Slice>} slices that were fetched
+ * @property {number[][] | null} profile pixels of each class that are expected in each slice of a volume
  */
 
 /** @typedef {"centre" | "mask" | "reader"} Kind what a mask is: of a stratum, drawn, or an annotation */
