@@ -161,9 +161,10 @@ def test_every_control_does_something(browser, address):
         assert pixels(page) != before
         page.click("#theme")
         assert page.get_attribute("html", "data-theme") == "light"
+        page.click("#prediction summary")
         page.fill("#option-draws", "1")
         page.fill("#option-seed", "3")
-        page.click("#prediction summary")
+        page.select_option("#option-symmetries", "2")
         page.click("#again")
         page.wait_for_function("() => document.querySelectorAll('section[data-kind=mask] .tile').length <= 4")
 
