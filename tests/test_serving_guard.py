@@ -28,7 +28,12 @@ def service() -> Iterator[Service]:
 
 
 def ask(service: Service, path: str = "/v1/models", method: str = "GET", **headers: str | bytes) -> httpx.Response:
-    """Without the token of the fixture's client."""
+    """Without the token of the fixture's client; a cookie is named after the port."""
+    port = service.url.rpartition(":")[2]
+    headers = {
+        name: value.replace("ambiseg_token=", f"ambiseg_token_{port}=") if isinstance(value, str) else value
+        for name, value in headers.items()
+    }
     sent = {name.encode(): value if isinstance(value, bytes) else value.encode() for name, value in headers.items()}
     return httpx.request(method, service.url + path, headers=sent, trust_env=False)
 
@@ -121,7 +126,7 @@ def test_a_page_of_another_origin_can_neither_read_nor_trigger_anything(service,
     """Even with the cookie of a user who is logged in."""
     headers = dict(headers)
     method = headers.pop("method", "GET")
-    sent = {**headers, "Cookie": f"ambiseg_token={TOKEN}"}
+    sent = {**headers, "Cookie": f"ambiseg_token_{service.url.rpartition(':')[2]}={TOKEN}"}
     for path, verb in (("/v1/models", method), ("/v1/predict", "POST"), ("/v1/predictions/x", "DELETE")):
         answer = httpx.request(verb, service.url + path, headers=sent, trust_env=False)
         assert answer.status_code == 403
@@ -133,9 +138,9 @@ def test_a_page_of_another_origin_can_neither_read_nor_trigger_anything(service,
 
 def test_its_own_page_may_ask(service):
     own = {"Origin": service.url, "Sec-Fetch-Site": "same-origin", "Cookie": f"ambiseg_token={TOKEN}"}
-    assert httpx.get(f"{service.url}/v1/models", headers=own, trust_env=False).status_code == 200
+    assert ask(service, **own).status_code == 200
     link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Cookie": f"ambiseg_token={TOKEN}"}
-    assert httpx.get(f"{service.url}/", headers=link, trust_env=False).status_code == 200
+    assert ask(service, "/", **link).status_code == 200
 
 
 def test_headers_of_every_answer(service):

@@ -219,7 +219,7 @@ def test_an_evaluation_in_the_folder_of_a_run_is_found(tiny_run, tmp_path):
     assert [entry.name for entry in view.entries] == names
     assert [entry.values["ged"] for entry in view.entries] == [i / 10 for i in range(len(names))]
     titles = [column["title"] for column in view.list()["columns"]]
-    assert titles == ["Readers", "Disagreement", "GED", "IoU", "Patient"]
+    assert titles == ["Readers", "GED", "IoU", "Disagreement", "Patient"]
     view = choose([str(tmp_path / "run")], data="shapes")  # of which the evaluated are a part
     assert len(view.entries) > len(names)
 

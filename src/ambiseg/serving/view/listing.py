@@ -26,10 +26,10 @@ from ambiseg.serving.view.scenes import ReadersScene, WithReaders, Written, save
 HEADLINE = 16  # samples of the setting whose scores are listed
 _EXPLAINED = {
     "readers": ("Readers", "who drew any evaluated class"),
-    "disagreement": ("Disagreement", "of the readers: their masks' mean distance, 1 - IoU, between two of them"),
     "ged": ("GED", "squared generalised energy distance between predicted and readers' masks; smaller is better"),
     "ged_other": ("GED 2", "the same of the second run"),
     "iou": ("IoU", "matched IoU of predicted and readers' masks; larger is better"),
+    "disagreement": ("Disagreement", "of the readers: their masks' mean distance, 1 - IoU, between two of them"),
     "patient": ("Patient", "what is kept together in splits"),
     "masks": ("Masks", "distinct masks that were predicted"),
     "top": ("Top", "probability of the heaviest mask"),
