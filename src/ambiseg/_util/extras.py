@@ -11,6 +11,7 @@ _BRINGS = {
     "serve": ("fastapi", "uvicorn", "python_multipart"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "staple": ("SimpleITK",),
+    "surfaces": ("monai",),
     "napari": ("napari",),
     "tensorboard": ("tensorboard",),
 }

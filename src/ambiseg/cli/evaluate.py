@@ -27,6 +27,7 @@ from ambiseg.cli.options import (
     check_json,
     devices,
     emit,
+    number,
     path,
     placed,
     whole,
@@ -44,6 +45,7 @@ examples:
   ambiseg evaluate runs/demo --form standard --protocol kohl2018
   ambiseg evaluate runs/demo --symmetries 8                 averaged over flips and quarter turns
   ambiseg evaluate runs/demo --whole                        whole images, where the run scores their middle
+  ambiseg evaluate runs/demo --spacing 0.5 --surfaces       millimetres, and distances between outlines
   ambiseg evaluate runs/demo --devices 4                    four processes; the numbers are the same
   ambiseg evaluate runs/mine --root /new/place/of/scans     the data have moved
   ambiseg evaluate runs/f1 runs/f2 runs/f3 --out folds.json pool the folds of a cross-validation
@@ -89,6 +91,12 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     symmetries = "average over so many flips and quarter turns of each image (default: 1, the image alone)"
     made.add_argument("--symmetries", type=int, choices=SYMMETRIES, help=symmetries)
     made.add_argument("--whole", action="store_true", default=None, help="score whole images, whatever the run did")
+    rule = "rules whose single masks are scored (default: all but staple)"
+    made.add_argument("--consensus", nargs="+", type=word, metavar="RULE", help=rule)
+    surfaces = "score them by the distances of outlines as well: HD95, ASSD (needs MONAI)"
+    made.add_argument("--surfaces", action="store_true", default=None, help=surfaces)
+    spacing = "of the pixels in mm, down and across or one for both (default: pixels)"
+    made.add_argument("--spacing", nargs="+", type=number(1e-9, 1e9), metavar="MM", help=spacing)
     made.add_argument("--root", type=path, metavar="DIR", help="where the run's data are now")
     batch = "images per batch; another number makes other draws"
     made.add_argument("--batch-size", type=whole(1, BATCH), metavar="B", help=batch)
@@ -121,7 +129,11 @@ _OPTIONS = (
     "num_nodes",
     "threads",
     "quiet",
+    "consensus",
+    "surfaces",
+    "spacing",
 )
+_FOR_FILES = ("protocol", "split", "quiet", "partial", "consensus", "surfaces", "spacing")
 _SETTINGS = 32  # numbers of samples that are scored at a time
 _DATA = {"root": "root", "batch_size": "eval_batch_size", "workers": "workers"}  # settings of the run's data
 
@@ -159,7 +171,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 def _score_files(given: dict[str, Any]) -> tuple[Evaluation, Path | None]:
     from ambiseg.evaluation import evaluate_files
 
-    options = {name: given[name] for name in ("protocol", "split", "quiet", "partial") if name in given}
+    options = {name: given[name] for name in _FOR_FILES if name in given}
     for name in (*_OPTIONS, "form", "whole", *_DATA):
         if name in given and name not in options:
             option = f"--{name.replace('_', '-')}"

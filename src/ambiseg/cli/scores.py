@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ambiseg._util.tables import table
 from ambiseg._util.text import count, percent, some
+from ambiseg.cli.decided import show_decided
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,6 +61,8 @@ def show(found: Evaluation, console: Console) -> None:
     _show_buckets(found, console)
     if found.strata is not None:
         _show_strata(found.strata, found.annotator, console)
+    if found.decided is not None:
+        show_decided(found, console)
     if found.modes is not None:
         _show_modes(found.modes, found.strata, console)
 

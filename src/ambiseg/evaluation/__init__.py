@@ -22,6 +22,7 @@ from ambiseg._util.progress import reporting
 from ambiseg.config import Config
 from ambiseg.data.config import NEEDS_ROOT
 from ambiseg.evaluation.anchors import constant_mask
+from ambiseg.evaluation.deciding import DecisionRules, decision_rules
 from ambiseg.evaluation.files import evaluate_files
 from ambiseg.evaluation.results import METRICS, Evaluation, Region
 from ambiseg.evaluation.scoring import ScoredCase, ScoringRules, score_batch
@@ -50,6 +51,9 @@ def evaluate(
     seed: int = 0,
     *,
     symmetries: int = 1,
+    consensus: Sequence[str] | None = None,
+    surfaces: bool = False,
+    spacing: Sequence[float] | None = None,
     data: Mapping[str, Any] | None = None,
     accelerator: str = "auto",
     devices: int | str = 1,
@@ -73,6 +77,10 @@ def evaluate(
         which: ``best`` or ``last`` weights.
         seed: seed of the draws.
         symmetries: 2, 4 or 8: predictions are averaged over as many flips and quarter turns of each image.
+        consensus: rules of :data:`~ambiseg.decisions.consensus.CONSENSUS` whose masks are scored; all but ``staple``
+            unless given.
+        surfaces: score them by the distances of outlines as well (HD95, ASSD), by MONAI.
+        spacing: of the pixels in mm, down and across; without it lengths and areas are in pixels.
         data: settings of :class:`~ambiseg.data.config.DataConfig` to change, such as ``root`` for data that have moved.
             Another ``eval_batch_size`` makes other draws.
         accelerator, devices, num_nodes: of Lightning's ``Trainer``. With several CPU devices the calling program is
@@ -89,7 +97,7 @@ def evaluate(
         "devices": devices,
         "num_nodes": num_nodes,
     }
-    options |= {"threads": threads, "quiet": quiet}
+    options |= {"threads": threads, "quiet": quiet, "decisions": decision_rules(consensus, surfaces, spacing)}
     runs = [run] if isinstance(run, (str, os.PathLike, Run)) else list(run)
     if len(runs) == 1:
         scored, about = _score_run(runs[0], **options)
@@ -124,12 +132,13 @@ def _score_run(
     num_nodes: int,
     threads: int,
     quiet: bool,
+    decisions: DecisionRules,
 ) -> tuple[list[ScoredCase], dict[str, Any]]:
     """Every image of a part with its scores, and the other arguments of :func:`summarise`."""
     opened = run if isinstance(run, Run) else open_run(run)
     card = opened.card
     protocol = opened.config.evaluation.protocol if protocol is None else protocol
-    rules = ScoringRules(protocol, card.evaluated, len(card.classes))
+    rules = ScoringRules(protocol, card.evaluated, len(card.classes), decisions=decisions)
     for form in forms or ():
         if form not in FORMS:
             raise ConfigError(f"form: expected one of {', '.join(FORMS)}, found {form!r}")
@@ -186,6 +195,7 @@ def _score_run(
         "classes": card.classes,
         "flips": rules.flips,
         "stratum": card.stratum or "stratum",
+        "decisions": decisions,
     }
     return scored, {**about, "batch_size": config.eval_batch_size}
 

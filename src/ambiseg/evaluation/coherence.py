@@ -52,6 +52,12 @@ def _problems(e: Evaluation, metrics: tuple[str, ...]) -> Iterator[str]:
         yield from _lengths("looking", {"values": e.looking.values}, len(e.cases))
         for one in e.looking.selections:
             yield from _lengths(f"looking.{one.loss}", one.curve.__dict__, len(one.curve.coverage))
+    if e.decided is not None:
+        if e.decided.setting not in keys:
+            yield f"decided.setting: expected one of {', '.join(keys)}, found {e.decided.setting!r}"
+        for one in e.decided.measures:
+            if not 0 <= one.of < len(e.classes):
+                yield f"decided.measures: expected class ids below {len(e.classes)}, found {one.of}"
     if e.folds is not None:
         folds = e.folds
         if not folds.folds or len(folds.runs) != len(folds.folds) or not {*folds.folds} <= {*range(1, folds.count + 1)}:

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +26,7 @@ from ambiseg.data.sets.folder.layout import SPLITS
 from ambiseg.data.sets.folder.manifest import find_manifest
 from ambiseg.data.sets.folder.settings import FolderSettings
 from ambiseg.data.splits import Split
+from ambiseg.evaluation.deciding import decision_rules
 from ambiseg.evaluation.results import Evaluation, Region
 from ambiseg.evaluation.scoring import ScoringRules, score_masks
 from ambiseg.evaluation.summary import summarise
@@ -43,6 +44,9 @@ def evaluate_files(
     split: str | os.PathLike[str] | None = None,
     quiet: bool = False,
     partial: bool = False,
+    consensus: Sequence[str] | None = None,
+    surfaces: bool = False,
+    spacing: Sequence[float] | None = None,
 ) -> Evaluation:
     """Score a folder of predicted masks.
 
@@ -58,6 +62,7 @@ def evaluate_files(
             folder of a run), whose test part is scored, or with ``:val`` after it another; ``None``: all.
         quiet: no progress.
         partial: leave out cases without a prediction, which are otherwise an error; ``unpredicted`` counts them.
+        consensus, surfaces, spacing: see :func:`ambiseg.evaluate`.
 
     >>> import numpy as np
     >>> from PIL import Image
@@ -69,6 +74,7 @@ def evaluate_files(
     >>> found.setting("files", 2).metrics["ged"].mean, found.cases[0].readers
     (0.5, 1)
     """
+    decisions = decision_rules(consensus, surfaces, spacing)
     source = Path(predictions)
     if not source.is_dir():
         found = "a file" if source.exists() else "no such folder"
@@ -76,7 +82,7 @@ def evaluate_files(
     readers = open_truth(truth, quiet)
     part, wanted = _part(readers, truth, split)
     protocol = EvaluationConfig().protocol if protocol is None else protocol
-    rules = ScoringRules(protocol, readers.evaluated, len(readers.classes))
+    rules = ScoringRules(protocol, readers.evaluated, len(readers.classes), decisions=decisions)
     predicted = PredictedMasks(source, readers, [readers.names[i] for i in wanted], partial)
     total, wanted = len(wanted), [i for i in wanted if readers.names[i] in predicted.names]
     scored, most = [], 0
@@ -91,7 +97,7 @@ def evaluate_files(
     about |= {"unit": readers.unit, "annotator": readers.annotator, "region": Region(kind="whole")}
     about |= {"which": "files", "weights": "", "seed": 0, "threads": torch.get_num_threads(), "batch_size": 1}
     scored = [one.renamed("files", f"files-{most}") for one in scored]
-    return summarise(scored, readers.classes, protocol=protocol, **about)
+    return summarise(scored, readers.classes, decisions=decisions, protocol=protocol, **about)
 
 
 _Part = tuple[str, list[int]]

@@ -88,7 +88,8 @@ def _only(one: ScoredCase, keys: Sequence[str]) -> ScoredCase:
     scores = {key: one.scores.scores[key] for key in keys}
     modes = {key: one.modes[key] for key in keys if key in one.modes}
     case = one.scores.model_copy(update={"scores": scores, "strata_weights": None})
-    return replace(one, scores=case, curves={key: one.curves[key] for key in keys}, modes=modes)
+    decided = one.decided if one.decided and one.decided.setting in keys else None
+    return replace(one, scores=case, curves={key: one.curves[key] for key in keys}, modes=modes, decided=decided)
 
 
 def flat(settings: Mapping[str, Any], start: str = "") -> dict[str, Any]:

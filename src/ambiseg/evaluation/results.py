@@ -20,6 +20,7 @@ from ambiseg._util.files import write_text
 from ambiseg._util.reading import read_json, validated
 from ambiseg._util.text import percent, shape_text
 from ambiseg.evaluation.coherence import incoherent
+from ambiseg.evaluation.decided import Decided
 from ambiseg.evaluation.looking import Looking
 from ambiseg.methods.formats import evaluation_of_format_1
 
@@ -288,6 +289,7 @@ class Evaluation(_Record):
         settings: averages for every form and number of samples.
         strata: mean weight of each stratum, over all images and by bucket; ``None`` for methods without strata.
         modes: for data of known modes; else ``None``.
+        decided: single masks and measurements of the predicted masks; ``None`` for known modes and very large images.
         cases: every image with its scores.
         looking: in what order a person should look at images; ``None`` in files of earlier versions.
         folds: of a cross-validation, where several runs were pooled; else ``None``.
@@ -317,6 +319,7 @@ class Evaluation(_Record):
     settings: list[SettingScores] = Field(min_length=1)
     strata: Strata | None
     modes: Modes | None = None
+    decided: Decided | None = None
     cases: list[CaseScores]
     looking: Looking | None = None
     folds: Folds | None = None

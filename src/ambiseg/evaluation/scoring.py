@@ -14,6 +14,7 @@ from ambiseg._util.errors import ConfigError
 from ambiseg.data.case import Flip
 from ambiseg.data.loader import Batch, seed_of
 from ambiseg.evaluation.anchors import AnchorScores, anchor_scores
+from ambiseg.evaluation.deciding import DecidedCase, DecisionRules, decide
 from ambiseg.evaluation.modes import ModeScores, score_modes
 from ambiseg.evaluation.results import METRICS, CaseScores, Number
 from ambiseg.evaluation.selecting import area_scores
@@ -42,6 +43,7 @@ class ScoringRules:
         classes: C, background included.
         flips: the flips that make the modes, for data of known modes.
         constant: ``[H, W]`` labels of one mask for all images, made of the training part: an anchor.
+        decisions: what is made of the predicted masks; not for data of known modes.
     """
 
     protocol: str
@@ -49,6 +51,7 @@ class ScoringRules:
     classes: int
     flips: tuple[Flip, ...] = ()
     constant: np.ndarray | None = field(default=None, compare=False)
+    decisions: DecisionRules = field(default_factory=DecisionRules)
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
@@ -70,11 +73,14 @@ class ScoredCase:
     modes: dict[str, ModeScores] = field(default_factory=dict)
     anchors: AnchorScores | None = None
     areas: dict[str, float] = field(default_factory=dict)
+    decided: DecidedCase | None = None
 
     def renamed(self, old: str, new: str) -> ScoredCase:
         """The same with another key for a setting."""
         scores = self.scores.model_copy(update={"scores": {new: self.scores.scores[old]}})
-        return replace(self, scores=scores, curves={new: self.curves[old]}, areas={new: self.areas[old]})
+        decided = self.decided and replace(self.decided, setting=new)
+        curves, areas = {new: self.curves[old]}, {new: self.areas[old]}
+        return replace(self, scores=scores, curves=curves, areas=areas, decided=decided)
 
 
 def score_batch(
@@ -100,7 +106,14 @@ def score_batch(
             yield f"{form}-{n}", draw(predictive, form, n, generator)
 
     weights = predictive.weights.detach().tolist() if isinstance(predictive, Stratified) else None
-    return _score(drawings(), batch.annotations, batch.names, batch.patients, rules, weights)
+    key = decided_setting(settings)
+    return _score(drawings(), batch.annotations, batch.names, batch.patients, rules, key, weights)
+
+
+def decided_setting(settings: Sequence[tuple[str, int]]) -> str:
+    """Whose masks single masks and measurements are made of: weighted ones, as ``predict`` writes them, and most."""
+    form, n = max(settings, key=lambda setting: (setting[0] == "compact", setting[1]))
+    return f"{form}-{n}"
 
 
 def score_masks(
@@ -110,7 +123,7 @@ def score_masks(
 
     Masks of unequal weights have no unbiased GED, which assumes independent draws.
     """
-    (scored,) = _score([(key, Drawing(masks, 1))], annotations, [name], [patient], rules)
+    (scored,) = _score([(key, Drawing(masks, 1))], annotations, [name], [patient], rules, key)
     if masks.weights is not None and float(masks.weights.max() - masks.weights.min()) > 1e-6:
         scored.scores.scores[key].update(ged_unbiased=None, ged_unbiased_both=None)
     return scored
@@ -122,6 +135,7 @@ def _score(
     names: Sequence[str],
     patients: Sequence[str],
     rules: ScoringRules,
+    decided_by: str,
     strata_weights: Sequence[list[float]] | None = None,
 ) -> list[ScoredCase]:
     """Scores of the masks in each setting, which are drawn one after the other, and what the annotations are like."""
@@ -129,6 +143,7 @@ def _score(
     curves: list[dict[str, ReliabilityCurve]] = [{} for _ in names]
     modes: list[dict[str, ModeScores]] = [{} for _ in names]
     areas: list[dict[str, float]] = [{} for _ in names]
+    decided: list[DecidedCase] | None = None
     regions = annotations.regions if rules.flips and isinstance(annotations, RegionMasks) else None
     own = sample_diversity(annotations, **rules.options), pixel_entropy(annotations, rules.classes)
     for key, drawing in drawings:
@@ -136,6 +151,8 @@ def _score(
             scores[i][key], curves[i][key] = row, curve
         for found, area in zip(areas, area_scores(drawing.masks, annotations, rules.evaluated), strict=True):
             found[key] = area
+        if key == decided_by and not rules.flips:
+            decided = decide(drawing.masks, annotations, rules.evaluated, rules.decisions, key)
         if regions is not None:
             placed = score_modes(drawing, regions, rules.flips, rules.evaluated, rules.protocol)
             for found, mode in zip(modes, placed, strict=True):
@@ -158,7 +175,8 @@ def _score(
     for i, (diversity, entropy) in enumerate(zip(*(values.tolist() for values in own), strict=True)):
         about: dict[str, Any] = {name: column[i] for name, column in columns.items()}
         case = CaseScores(**about, annotations={"diversity": diversity, "entropy": entropy})
-        scored.append(ScoredCase(case, curves[i], modes[i], anchors[i], areas[i]))
+        single = None if decided is None else decided[i]
+        scored.append(ScoredCase(case, curves[i], modes[i], anchors[i], areas[i], single))
     return scored
 
 

@@ -13,6 +13,7 @@ from ambiseg.config import EvaluationConfig
 from ambiseg.data.case import Flip
 from ambiseg.data.sets.street.flips import happening, mode_weights
 from ambiseg.evaluation.anchors import AnchorScores, anchors_of, verdict
+from ambiseg.evaluation.deciding import DecisionRules, summarise_decided
 from ambiseg.evaluation.modes import ModeScores
 from ambiseg.evaluation.results import (
     METRICS,
@@ -46,6 +47,7 @@ def summarise(
     classes: Sequence[str],
     flips: Sequence[Flip] = (),
     stratum: str = "stratum",
+    decisions: DecisionRules | None = None,
     **about: Any,
 ) -> Evaluation:
     """Averages of all images in the order given.
@@ -55,6 +57,7 @@ def summarise(
         classes: names of the classes.
         flips: the flips that make the modes, for data of known modes.
         stratum: what the method calls a stratum.
+        decisions: what was made of the predicted masks.
         about: the other fields of :class:`Evaluation`.
     """
     cases = [one.scores for one in scored]
@@ -78,6 +81,7 @@ def summarise(
         settings=settings,
         strata=_strata(stratum, scored, settings),
         modes=summarise_modes([one.modes for one in among], flips, classes, weights),
+        decided=summarise_decided([one.decided for one in scored], patients, decisions or DecisionRules()),
         classes=list(classes),
         cases=cases,
         looking=looking(cases, settings, areas if len(areas) == len(cases) else None),
