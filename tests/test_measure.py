@@ -28,16 +28,18 @@ def stacks(draw):
 
 
 def flood(mask):
-    """Number of objects that touch nowhere."""
-    left, count = {tuple(p) for p in np.argwhere(mask)}, 0
+    """The objects, which touch nowhere, as masks."""
+    left, objects = {tuple(p) for p in np.argwhere(mask)}, []
     while left:
-        front, count = [left.pop()], count + 1
+        front, one = [left.pop()], np.zeros_like(mask)
         while front:
             p = front.pop()
+            one[p] = True
             near = {tuple(np.add(p, step)) for step in itertools.product((-1, 0, 1), repeat=mask.ndim)} & left
             left -= near
             front += near
-    return count
+        objects.append(one)
+    return objects
 
 
 def corners(mask, step):
@@ -65,11 +67,10 @@ def axes(mask, spacing):
     step = np.ones(mask.ndim) if spacing is None else np.array(spacing)
     slices = mask if mask.ndim == 3 else mask[None]
     found = []
-    for one in slices:
-        if one.any():
-            points = corners(one, step[-2:])
-            for a, b in itertools.combinations(points, 2):
-                found.append((float(np.linalg.norm(b - a)), a, b, points))
+    for one in (part for single in slices for part in flood(single)):
+        points = corners(one, step[-2:])
+        for a, b in itertools.combinations(points, 2):
+            found.append((float(np.linalg.norm(b - a)), a, b, points))
     if not found:
         return 0.0, {0.0}
     longest = max(length for length, *_ in found)
@@ -114,7 +115,7 @@ def test_every_measure_is_its_definition(case):
         assert bool(found["presence"][i]) == mask.any()
         unit = 1 if spacing is None else math.prod(spacing) / (1000 if mask.ndim == 3 else 1)
         assert float(found["size"][i]) == pytest.approx(mask.sum() * unit)
-        assert int(found["components"][i]) == flood(mask)
+        assert int(found["components"][i]) == len(flood(mask))
         diameter, widths = axes(mask, spacing)
         assert float(found["diameter"][i]) == pytest.approx(diameter)
         assert min(abs(float(found["width"][i]) - width) for width in widths) < 1e-6

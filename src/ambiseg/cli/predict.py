@@ -46,6 +46,7 @@ examples:
   ambiseg predict runs/mine scans/ --out masks/       every image of a folder, and of the folders in it
   ambiseg predict runs/mine ct.nii.gz --samples 16    16 equally likely volumes instead of weighted ones
   ambiseg predict runs/mine scans/ --keep 3           the three readings that matter, for every method
+  ambiseg predict runs/mine scans/ --consensus dice --measure   one mask as well; sizes and diameters
   ambiseg predict runs/mine scans/ --symmetries 8     better masks for eight times the time
   ambiseg predict runs/mine slide.tif --window 768    a large image in windows of 768 pixels
   ambiseg predict runs/mine scans/ --skip-existing    go on after an interruption
@@ -64,7 +65,18 @@ Exit code: 0 when all images were predicted, 1 when some were not, 2 when none w
 predicted is one line on the error stream, and the others go on."""
 
 _SHOWN = 40  # lines of the table that are printed; --json has all
-_NAMED = ("per_stratum", "samples", "window", "overlap", "axes", "device", "assume_window", "extra", "keep")
+_NAMED = (
+    "per_stratum",
+    "samples",
+    "window",
+    "overlap",
+    "axes",
+    "device",
+    "assume_window",
+    "extra",
+    "keep",
+    "consensus",
+)
 _WARNED = 5  # images whose warnings are printed; --json and weights.json have all
 _SHELL = {  # arguments of functions that error messages name, as they are typed
     rf"^({'|'.join(_NAMED)}): ": lambda found: f"--{found[1].replace('_', '-')}: ",
@@ -106,6 +118,10 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     masks.add_argument("--symmetries", type=int, choices=SYMMETRIES, default=1, help=symmetries)
     keep = "the K masks that stand best for about 100, with their weights (default: all that are drawn)"
     masks.add_argument("--keep", type=whole(1, SAMPLES), metavar="K", help=keep)
+    rule = "one mask as well, by RULE: dice, iou, marginal, majority, union, intersection, staple; may be repeated"
+    masks.add_argument("--consensus", action="append", type=word, metavar="RULE", help=rule)
+    measure = "write measurements.csv and .json: presence, size, diameters, number of objects, with distributions"
+    masks.add_argument("--measure", action="store_true", help=measure)
     masks.add_argument("--no-merge", dest="merge", **no, help="keep equal masks apart instead of adding their weights")
 
     images, side = command.add_argument_group("images"), {"type": whole(0, SIDE), "metavar": "PIXELS"}

@@ -6,7 +6,7 @@ marginal leaves the background, so that large images with small objects cost lit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -152,19 +152,16 @@ def consensus_each(
     """
     masks = as_masks(masks)
     names = installed() if how is None else list(how)
+    check_rules(names)
     for name in names:
-        if name not in CONSENSUS:
-            raise ConfigError(f"consensus: expected one of {', '.join(CONSENSUS)}, found {name!r}")
         if threshold is not None and (name != "marginal" or not 0 < threshold <= 1):
             expected = "None" if name != "marginal" else "a number in (0, 1]"
             raise ConfigError(f"threshold: expected {expected} for {name}, found {threshold:g}")
-    if "staple" in names:
-        require("staple")
     ids = None if classes is None else check_classes(classes)
     parts = masks if len(masks) > 1 else (masks,)  # a copy of one image would be checked again
     images = [_reduced(one, ids is not None and 0 in ids) for one in parts]
     if ids is None:
-        present = {c for image in images if image is not None for c in image.labels.unique().tolist()}
+        present = {c for one in images if one is not None for c in one.votes.amax(1).nonzero().flatten().tolist()}
         ids = sorted(present - {0}) or [1]
     B, device, dtype = len(masks), masks.device, exact(masks.mass).dtype
     narrow = masks.labels.dtype if masks.labels.dtype in _NARROW else torch.long
@@ -188,6 +185,15 @@ def consensus_each(
         drawn = labels[name].to(masks.labels.dtype).view(B, *masks.spatial)
         found[name] = Consensus(name, drawn, iou, dice, mask.nan_to_num(nan=-1).long(), limit)
     return found
+
+
+def check_rules(names: Iterable[str]) -> None:
+    """A :class:`ConfigError` for names that are not in ``CONSENSUS``, and for a rule whose library is missing."""
+    for name in names:
+        if name not in CONSENSUS:
+            raise ConfigError(f"consensus: expected one of {', '.join(CONSENSUS)}, found {name!r}")
+        if name == "staple":
+            require("staple")
 
 
 def installed() -> list[str]:
@@ -269,7 +275,11 @@ def _level_sets(image: _Image) -> _Levels:
 
 def _argmax(votes: Tensor) -> Tensor:
     """The first class of the most votes, where votes that differ by rounding only are equal."""
-    return (votes >= votes.amax(0) - _TIE).int().argmax(0)
+    best = votes >= votes.amax(0) - _TIE
+    found = torch.full_like(best[0], len(votes) - 1, dtype=torch.long)
+    for c in range(len(votes) - 2, -1, -1):
+        found.masked_fill_(best[c], c)
+    return found
 
 
 # -- the rules ---------------------------------------------------------------------------------------------------------

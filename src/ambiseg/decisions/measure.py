@@ -25,6 +25,7 @@ Function: TypeAlias = "Callable[[np.ndarray, Spacing], np.ndarray]"
 """``[N, *spatial]`` bool, of one class, and the spacing -> ``[N]`` numbers."""
 
 _AT_ONCE = 1 << 22  # numbers that are computed with at a time
+_LABELS = 1 << 26  # pixels of masks that are measured at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +128,10 @@ class Measure(NamedTuple):
     units: tuple[str, str, str, str]  # images in mm, images in pixels, volumes in mm, volumes in pixels
     row: int = 0
 
+    def unit(self, ndim: int, spacing: Spacing) -> str:
+        """Of masks with 2 or 3 axes."""
+        return self.units[2 * (ndim - 2) + (spacing is None)]
+
 
 def measure(
     masks: Masks, what: str | Function = "size", of: int = 1, spacing: Sequence[float] | None = None
@@ -143,9 +148,9 @@ def measure(
 
     - ``presence``: 1 where the mask has a pixel of the class; its mean is the probability of the class.
     - ``size``: the area of an image in mm², the volume of a volume in ml; without a spacing, the number of pixels.
-    - ``diameter``: the longest distance between two points of the outline, where pixels are squares; of a volume the
-      longest of all slices, as in RECIST.
-    - ``width``: the longest chord of the convex hull at a right angle to the diameter, in the same slice.
+    - ``diameter``: the longest distance between two points of the outline of one object, where pixels are squares; the
+      longest of all objects, and of all slices of a volume, as in RECIST.
+    - ``width``: the longest chord of the convex hull of that object at a right angle to the diameter, in that slice.
     - ``components``: objects that touch nowhere, not even at a corner.
 
     All are 0 for a mask without the class, so that the distribution says how likely that is.
@@ -160,7 +165,7 @@ def measure(
         return measure_all(masks, (of,), spacing, (what,))[0]
     masks, name = as_masks(masks), getattr(what, "__name__", "function")
     known = None if spacing is None else _spacing(spacing, len(masks.spatial))
-    values = [np.asarray(what(_of_class(one, of), known), np.float64) for one in masks]
+    values = [np.asarray(what(_of_class(masks, b, of), known), np.float64) for b in range(len(masks))]
     for found in values:
         if found.shape != (masks.count,):
             raise ValueError(f"{name} must return [{masks.count}] numbers, found shape {list(found.shape)}")
@@ -176,7 +181,7 @@ def measure_all(
     """Several measures of several classes, class by class; all of ``MEASURES`` unless ``what`` names some.
 
     >>> [f"{one.what} {one.mean.item():g}" for one in measure_all(torch.tensor([[[[1, 0, 1]], [[0, 1, 1]]]]))]
-    ['presence 1', 'size 2', 'diameter 2.69917', 'width 1.08606', 'components 1.5']
+    ['presence 1', 'size 2', 'diameter 1.82514', 'width 1.26612', 'components 1.5']
     """
     masks, names = as_masks(masks), tuple(MEASURES) if what is None else tuple(what)
     ndim = len(masks.spatial)
@@ -185,17 +190,20 @@ def measure_all(
         if name not in MEASURES:
             raise ConfigError(f"measure: expected some of {', '.join(MEASURES)}, found {name!r}")
     functions = {MEASURES[name].function for name in names}  # each is called once, whatever number of rows it has
+    step = max(1, _LABELS // masks.spatial.numel())
     found: list[Measurement] = []
     for of in classes:
         parts: list[dict[Any, np.ndarray]] = []
-        for one in masks if len(masks) > 1 else (masks,):  # a copy of one image would be checked again
-            drawn = _cropped(_of_class(one, of))
-            parts.append({function: np.atleast_2d(function(drawn, known)) for function in functions})
+        for b in range(len(masks)):
+            pieces = []
+            for start in range(0, masks.count, step):
+                drawn = _cropped(_of_class(masks, b, of, slice(start, start + step)))
+                pieces.append({function: np.atleast_2d(function(drawn, known)) for function in functions})
+            parts.append({function: np.hstack([piece[function] for piece in pieces]) for function in functions})
         for name in names:
             rule = MEASURES[name]
             values = torch.from_numpy(np.stack([part[rule.function][rule.row] for part in parts]))
-            unit = rule.units[2 * (ndim - 2) + (known is None)]
-            found.append(Measurement(name, of, unit, values, masks.mass))
+            found.append(Measurement(name, of, rule.unit(ndim, known), values, masks.mass))
     return found
 
 
@@ -206,12 +214,11 @@ def _spacing(spacing: Sequence[float], ndim: int) -> tuple[float, ...]:
     return found
 
 
-def _of_class(one: MaskDistribution, of: int) -> np.ndarray:
-    """``[N, *spatial]`` bool: where each mask of one image has the class."""
-    labels = one.labels[0].cpu().numpy()
-    found = labels == of
-    if one.valid is not None:
-        found &= one.valid[0].cpu().numpy()
+def _of_class(masks: MaskDistribution, b: int, of: int, some: slice = slice(None)) -> np.ndarray:
+    """``[N, *spatial]`` bool: where some masks of image b have the class."""
+    found = masks.labels[b, some].cpu().numpy() == of
+    if masks.valid is not None:
+        found &= masks.valid[b].cpu().numpy()
     return found
 
 
@@ -240,47 +247,70 @@ def _size(masks: np.ndarray, spacing: Spacing) -> np.ndarray:
     return pixels * np.prod(spacing) / (1000 if masks.ndim == 4 else 1)  # a millilitre is 1000 mm³
 
 
-def _components(masks: np.ndarray, spacing: Spacing) -> np.ndarray:
-    """All masks in one labelling, where masks do not touch: objects are numbered in the order of the masks."""
+def _labelled(masks: np.ndarray) -> np.ndarray:
+    """Objects of all masks ``[N, …]`` in one labelling, numbered from 1 in the order of the masks."""
     from scipy import ndimage
 
     touching = np.zeros((3,) * masks.ndim, bool)
-    touching[1] = True
-    labelled: Any = ndimage.label(masks, touching)
-    last = np.maximum.accumulate(labelled[0].reshape(len(masks), -1).max(1))
+    touching[1] = True  # within a mask; no mask touches another
+    found: Any = ndimage.label(masks, touching)
+    return found[0]
+
+
+def _components(masks: np.ndarray, spacing: Spacing) -> np.ndarray:
+    last = np.maximum.accumulate(_labelled(masks).reshape(len(masks), -1).max(1))
     return np.diff(last, prepend=0)
 
 
 def _axes(masks: np.ndarray, spacing: Spacing) -> np.ndarray:
-    """Diameter and width of every mask, ``[2, N]``."""
-    step = np.ones(masks.ndim - 1) if spacing is None else np.array(spacing)
+    """Diameter and width of every mask, ``[2, N]``: of the object, in one slice, with the longest diameter."""
+    step = (1.0, 1.0) if spacing is None else spacing[-2:]
     slices = masks.reshape(-1, *masks.shape[-2:])
-    if slices.shape[1] > slices.shape[2]:  # the fewer lines, the faster
-        slices, step = slices.transpose(0, 2, 1), step[..., [*range(len(step) - 2), -1, -2]]
-    drawn = np.flatnonzero(slices.any((1, 2)))
-    found = np.zeros((2, len(slices)))
-    lines = slices.shape[1] + 1
-    rows = max(1, _AT_ONCE // lines**2)
-    for start in range(0, len(drawn), rows):
-        some = drawn[start : start + rows]
-        found[:, some] = _axes_of(slices[some], step[-2], step[-1])
-    found = found.reshape(2, len(masks), -1)  # of a volume, the slice with the longest diameter
-    longest = found[0].argmax(1)
-    return found[:, np.arange(len(masks)), longest]
+    labels = _labelled(slices)
+    K = int(labels.max(initial=0))
+    result = np.zeros((2, len(masks)))
+    if K == 0:
+        return result
+    # Pixels of one object after the other, each row by row: the first and the last of a row are its ends.
+    slice_, row, column = np.nonzero(slices)
+    object_ = labels[slice_, row, column] - 1
+    order = object_.argsort(kind="stable")
+    slice_, row, column, object_ = slice_[order], row[order], column[order], object_[order]
+    begin = np.flatnonzero(np.diff(object_, prepend=-1))
+    end = np.append(begin[1:], len(object_))
+    mask, top = slice_[begin] // (len(slices) // len(masks)), row[begin]
+    height = row[end - 1] - top + 1
+    starts = np.flatnonzero((np.diff(object_, prepend=-1) != 0) | (np.diff(row, prepend=-1) != 0))
+    ends = np.append(starts[1:], len(object_)) - 1
+    by_height = height.argsort(kind="stable")  # objects of about one height are measured together
+    rank = np.empty(K, int)
+    rank[by_height] = np.arange(K)
+    owner, line = object_[starts], row[starts] - top[object_[starts]]
+    found, start = np.zeros((2, K)), 0
+    while start < K:
+        tall = (height[by_height[start:]] + 1.0) ** 2 * np.arange(1, K - start + 1)
+        stop = start + max(1, int(np.searchsorted(tall, _AT_ONCE, "right")))
+        some = (rank[owner] >= start) & (rank[owner] < stop)
+        place = rank[owner[some]] - start, line[some]
+        left = np.full((stop - start, height[by_height[stop - 1]]), np.inf)
+        right = np.full(left.shape, -np.inf)
+        left[place], right[place] = column[starts[some]], column[ends[some]] + 1
+        found[:, by_height[start:stop]] = _axes_of(left, right, *step)
+        start = stop
+    best = np.lexsort((found[0], mask))  # the longest of each mask comes last, and stays
+    result[:, mask[best]] = found[:, best]
+    return result
 
 
-def _axes_of(masks: np.ndarray, down: float, across: float) -> np.ndarray:
-    """Of ``[K, H, W]`` masks that hold a pixel.
+def _axes_of(left: np.ndarray, right: np.ndarray, down: float, across: float) -> np.ndarray:
+    """Of objects with the pixels left … right − 1 in each row, and others between them, ``[K, H]``; ±inf in no row.
 
     The outline's corners lie on the H + 1 lines between rows of pixels. On each line only the leftmost and the
     rightmost can be an end of the longest distance, and of two lines the farthest pair is a left and a right one:
 
         diameter² = max_{y, y′} (right(y) − left(y′))² + (y − y′)²
     """
-    K, H, W = masks.shape
-    filled = masks.any(2)
-    left = np.where(filled, masks.argmax(2), np.inf)
-    right = np.where(filled, W - masks[:, :, ::-1].argmax(2), -np.inf)
+    K, H = left.shape
     none = np.full((K, 1), np.inf)
     left = np.minimum(np.hstack([left, none]), np.hstack([none, left])) * across  # [K, H + 1] of each line
     right = np.maximum(np.hstack([right, -none]), np.hstack([-none, right])) * across

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.extras import require
-from ambiseg.decisions.consensus import CONSENSUS, consensus, consensus_each
+from ambiseg.decisions.consensus import CONSENSUS, check_rules, consensus, consensus_each
 from ambiseg.decisions.measure import MEASURES, Measurement, measure_all
 from ambiseg.decisions.verification import covered, crps, crps_of_readers, pit
 from ambiseg.evaluation.decided import (
@@ -51,11 +51,7 @@ class DecisionRules:
     spacing: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name in self.how:
-            if name not in CONSENSUS:
-                raise ConfigError(f"consensus: expected some of {', '.join(CONSENSUS)}, found {name!r}")
-        if "staple" in self.how:
-            require("staple")
+        check_rules(self.how)
         if self.surfaces:
             require("surfaces")
         if self.spacing is not None and not (len(self.spacing) == 2 and all(0 < x < np.inf for x in self.spacing)):
@@ -228,7 +224,7 @@ def summarise_decided(
             MeasureScores(
                 of=of,
                 what=what,
-                unit=MEASURES[what].units[int(rules.spacing is None)],
+                unit=MEASURES[what].unit(2, rules.spacing),
                 **{name: span([row[name] for row in rows]) for name in names},
                 pit=bins.mean(0).tolist() if len(bins) else [],
                 coverage=[

@@ -46,6 +46,8 @@ def predict(
     extra: str | os.PathLike[str] | None = None,
     symmetries: int = 1,
     keep: int | None = None,
+    consensus: Sequence[str] | None = None,
+    measure: bool = False,
     dicom: str = "series",
     existing: Existing = "refuse",
     overview: bool = True,
@@ -66,7 +68,7 @@ def predict(
             training data, with all channels of the model. One of them, or a list.
         out: a folder; every image gets a folder of its name in it, which appears when all its files are written.
         per_stratum, samples, seed, window, overlap, merge, convert, axes, axis, assume_window, extra, symmetries,
-            keep: see :class:`Options`.
+            keep, consensus, measure: see :class:`Options`.
         dicom: DICOM files of one folder are the slices of one ``"series"``, or separate ``"files"``.
         existing: what to do with earlier results in ``out``: ``"refuse"``, ``"skip"`` their images, ``"overwrite"``.
         overview: also draw ``overview.png``.
@@ -94,7 +96,8 @@ def predict(
     """
     reading = {"convert": convert, "axes": axes, "axis": axis, "assume_window": assume_window, "extra": extra}
     exchange = Exchange.of(dicom_seg, nifti_4d)
-    options = Options(per_stratum, samples, seed, window, overlap, merge, symmetries=symmetries, keep=keep, **reading)
+    reading |= {"symmetries": symmetries, "keep": keep, "consensus": consensus, "measure": measure}
+    options = Options(per_stratum, samples, seed, window, overlap, merge, **reading)
     given = [images] if isinstance(images, str | os.PathLike | np.ndarray | Tensor) else list(images)
     arrays = [image for image in given if isinstance(image, np.ndarray | Tensor)]
     paths = [image for image in given if not isinstance(image, np.ndarray | Tensor)]

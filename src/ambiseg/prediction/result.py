@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from ambiseg._util.errors import DataError
 from ambiseg.data.sets.folder.settings import AXES
 from ambiseg.decisions.calibration import Guaranteed
+from ambiseg.decisions.consensus import check_rules
 from ambiseg.io.source import Source
 from ambiseg.masks import MaskDistribution
 from ambiseg.nn.windows import spacing
@@ -43,6 +45,9 @@ class Options:
         keep: at most so many masks, of the weights that stand best for all that are drawn, by energy distance: see
             :func:`ambiseg.decisions.compaction.compact`. About 100 are drawn unless ``per_stratum`` or ``samples`` says
             how many.
+        consensus: rules of :data:`~ambiseg.decisions.consensus.CONSENSUS` whose single masks are written too.
+        measure: write all measurements of every mask, see :mod:`ambiseg.prediction.deciding`; presence and size are
+            in ``weights.json`` in any case.
     """
 
     per_stratum: int | None = None
@@ -58,6 +63,8 @@ class Options:
     extra: str | os.PathLike[str] | None = None
     symmetries: int = 1
     keep: int | None = None
+    consensus: Sequence[str] | None = None
+    measure: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("per_stratum", 1), ("samples", 1), ("window", 0), ("overlap", 0), ("keep", 1)):
@@ -72,6 +79,7 @@ class Options:
             low, high = self.assume_window
             if not (math.isfinite(low) and math.isfinite(high) and low < high):
                 raise DataError(f"assume_window: expected two numbers, low < high, found {low:g} and {high:g}")
+        check_rules(self.consensus or ())
         spacing(self.window, self.overlap)
 
 

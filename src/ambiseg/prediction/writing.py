@@ -1,7 +1,6 @@
 """The files of a prediction: one folder per image, which appears when it is complete.
 
-====================  =============================================================================================
-``mask_00.png`` …      class ids, in descending order of weight; in the format of the image, see :mod:`ambiseg.io.write`
+====================  ======================================================================================``mask_00.png`` …      class ids, in descending order of weight; in the format of the image, see :mod:`ambiseg.io.write`
 ``NAME_1.png`` …       the most typical mask of each stratum, if there are any; NAME is the method's word for one
 ``weights.json``       the weight of each mask, and the strata it came from
 ``masks.npz``          all masks as a :class:`~ambiseg.masks.MaskDistribution`
@@ -10,8 +9,8 @@
 ``inner.png`` …        of a calibrated run: ``outer``, ``inner``, ``found`` and ``sure``, with the id of the class
                       (``inner_2.png`` …, where several are evaluated)
 ``overview.png``       image, masks and entropy in one picture
-====================  =============================================================================================
-"""
+``consensus_…``        single masks, and ``measurements.csv`` and ``.json``: see :mod:`ambiseg.prediction.deciding`
+====================  ======================================================================================"""
 
 from __future__ import annotations
 
@@ -26,7 +25,10 @@ from ambiseg import __version__
 from ambiseg._util.bands import counted
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import atomic_folder, atomic_write, write_text
+from ambiseg.decisions.consensus import Consensus
+from ambiseg.decisions.measure import table
 from ambiseg.io.write import suffix_for, write_heat, write_map
+from ambiseg.prediction.deciding import consensus_of, measured, measurements_json, summaries
 from ambiseg.prediction.exchange import Exchange, write_exchange
 from ambiseg.prediction.overview import draw_overview
 from ambiseg.prediction.result import Kept, Prediction
@@ -70,7 +72,9 @@ def _fill(prediction: Prediction, folder: Path, overview: bool, exchange: Exchan
     digits = max(2, len(str(len(labels) - 1)))
     masks = {f"mask_{i:0{digits}}{suffix}": ids for i, ids in enumerate(labels)}
     centres = {f"{strata.name}_{k}{suffix}": ids for k, ids in enumerate(strata.centres.numpy(), 1)} if strata else {}
-    for file, ids in {**masks, **centres}.items():
+    single = {f"consensus_{name}{suffix}": one for name, one in consensus_of(prediction).items()}
+    decided = {file: one.labels[0].numpy() for file, one in single.items()}
+    for file, ids in {**masks, **centres, **decided}.items():
         write_map(folder / file, ids.astype(np.uint8 if classes <= 256 else np.uint16, copy=False), source)
     prediction.masks.save(folder / "masks.npz")
     entropy = "entropy.nii.gz" if suffix == ".nii.gz" else "entropy.tif"
@@ -80,7 +84,13 @@ def _fill(prediction: Prediction, folder: Path, overview: bool, exchange: Exchan
         write_heat(folder / "entropy.png", values, float(np.log(classes)))
     for file, ids in _bounds(prediction, suffix).items():
         write_map(folder / file, ids.astype(np.uint8 if classes <= 256 else np.uint16), source)
+    measurements = measured(prediction)
+    if prediction.options.measure:
+        write_text(folder / "measurements.csv", table(measurements, prediction.classes))
+        write_text(folder / "measurements.json", measurements_json(prediction, measurements))
     about = _about(prediction, list(masks), list(centres), entropy) | write_exchange(prediction, folder, exchange)
+    about["consensus"] = [_single(file, one) for file, one in single.items()]
+    about["measurements"] = summaries(measurements, prediction.classes)
     write_text(folder / "weights.json", json.dumps(about, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     if overview:
         with atomic_write(folder / "overview.png") as file:
@@ -124,6 +134,14 @@ def _about(prediction: Prediction, masks: list[str], centres: list[str], entropy
         "notes": list(prediction.notes),
         "version": __version__,
     }
+
+
+def _single(file: str, one: Consensus) -> dict[str, Any]:
+    """How one mask was made, and how well it is expected to fit: where it is one of the masks, its number."""
+    limit, mask = float(one.threshold), int(one.mask)
+    about = {"file": file, "how": one.how, "mask": None if mask < 0 else mask}
+    about["threshold"] = limit if limit == limit else None
+    return about | {"expected_iou": float(one.expected_iou), "expected_dice": float(one.expected_dice)}
 
 
 def _kept(kept: Kept) -> dict[str, Any]:
