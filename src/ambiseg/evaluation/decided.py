@@ -78,7 +78,7 @@ class MeasureScores(_Record):
     readers: Span
     crps: Span
     crps_of_readers: Span
-    pit: list[Number]
+    pit: list[float]
     coverage: list[Coverage]
 
     def at(self, level: float) -> Coverage | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import ambiseg.reporting.curves as curves
+import ambiseg.reporting.decisions as decisions
 import ambiseg.reporting.figures as figures
 from ambiseg import config as configuration
 from ambiseg._util.text import count
@@ -49,6 +50,7 @@ def page(run: Run, evaluation: Evaluation, gallery: Gallery | None, folder: Path
         "cases": "Cases" if gallery else "",
         "result": "Result",
         "strata": f"{stratum}s".capitalize() if stratum else f"{evaluation.annotator}s".capitalize() if buckets else "",
+        "decisions": "Decisions" if evaluation.decided else "",
         "modes": "Known modes" if evaluation.modes else "",
         "training": "Training" if history else "",
         "configuration": "Configuration",
@@ -83,6 +85,9 @@ def page(run: Run, evaluation: Evaluation, gallery: Gallery | None, folder: Path
         buckets=buckets,
         bucket_metrics={k: metric for k, metric in metrics.items() if any(k in b.metrics for b in buckets)},
         protocol=PROTOCOLS.get(evaluation.protocol),
+        decisions=decisions.sentence(evaluation),
+        rules=decisions.rules(evaluation.annotator),
+        measures=decisions.measures(),
         stratum=stratum,
         strata_names=[f"{stratum} {k + 1}" for k in range(evaluation.strata.count if evaluation.strata else 0)],
         plots=plots,
