@@ -1,6 +1,7 @@
 """The files of a prediction: one folder per image, which appears when it is complete.
 
-====================  ======================================================================================``mask_00.png`` …      class ids, in descending order of weight; in the format of the image, see :mod:`ambiseg.io.write`
+====================  =============================================================================================
+``mask_00.png`` …      class ids, in descending order of weight; in the format of the image, see :mod:`ambiseg.io.write`
 ``NAME_1.png`` …       the most typical mask of each stratum, if there are any; NAME is the method's word for one
 ``weights.json``       the weight of each mask, and the strata it came from
 ``masks.npz``          all masks as a :class:`~ambiseg.masks.MaskDistribution`
@@ -10,7 +11,8 @@
                       (``inner_2.png`` …, where several are evaluated)
 ``overview.png``       image, masks and entropy in one picture
 ``consensus_…``        single masks, and ``measurements.csv`` and ``.json``: see :mod:`ambiseg.prediction.deciding`
-====================  ======================================================================================"""
+====================  =============================================================================================
+"""
 
 from __future__ import annotations
 
