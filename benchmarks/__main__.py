@@ -4,7 +4,7 @@ import platform
 
 import torch
 
-from benchmarks import data, evaluation, mathematics, methods, mose, prediction
+from benchmarks import data, decisions, evaluation, mathematics, methods, mose, prediction
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
@@ -15,3 +15,4 @@ if __name__ == "__main__":
     evaluation.main()
     data.main()
     prediction.main()
+    decisions.main()

@@ -259,7 +259,7 @@ def _level_sets(image: _Image) -> _Levels:
         area = counts.flip(0).cumsum(0).flip(0)[1:]  # [256] pixels of the set
         rows, shared, own = max(1, _AT_ONCE // len(level)), [], []
         for labels in image.labels.split(rows):
-            hits = (labels == c)[:, order].cumsum(1)
+            hits = (labels[:, order] == c).cumsum(1, dtype=torch.int32)
             shared.append(torch.nn.functional.pad(hits, (1, 0))[:, area])
             own.append((labels == c).sum(1, keepdim=True))
         intersection, drawn = torch.cat(shared), torch.cat(own)

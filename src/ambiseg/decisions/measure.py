@@ -257,25 +257,26 @@ def _labelled(masks: np.ndarray) -> np.ndarray:
     return found[0]
 
 
-def _components(masks: np.ndarray, spacing: Spacing) -> np.ndarray:
-    last = np.maximum.accumulate(_labelled(masks).reshape(len(masks), -1).max(1))
-    return np.diff(last, prepend=0)
-
-
-def _axes(masks: np.ndarray, spacing: Spacing) -> np.ndarray:
-    """Diameter and width of every mask, ``[2, N]``: of the object, in one slice, with the longest diameter."""
+def _objects(masks: np.ndarray, spacing: Spacing) -> np.ndarray:
+    """Diameter, width and number of objects of every mask, ``[3, N]``; the first two are of the object, in one slice,
+    with the longest diameter."""
     step = (1.0, 1.0) if spacing is None else spacing[-2:]
     slices = masks.reshape(-1, *masks.shape[-2:])
     labels = _labelled(slices)
     K = int(labels.max(initial=0))
-    result = np.zeros((2, len(masks)))
+    result = np.zeros((3, len(masks)))
     if K == 0:
         return result
-    # Pixels of one object after the other, each row by row: the first and the last of a row are its ends.
-    slice_, row, column = np.nonzero(slices)
+    whole = labels if masks.ndim == 3 else _labelled(masks)  # in volumes, objects go through the slices
+    result[2] = np.diff(np.maximum.accumulate(whole.reshape(len(masks), -1).max(1)), prepend=0)
+    # Runs of pixels, object by object, each row by row: of a row the first begins and the last ends the object.
+    before, behind = np.zeros_like(slices), np.zeros_like(slices)
+    before[:, :, 1:], behind[:, :, :-1] = slices[:, :, :-1], slices[:, :, 1:]
+    slice_, row, column = np.nonzero(slices & ~before)
+    after = np.nonzero(slices & ~behind)[2] + 1
     object_ = labels[slice_, row, column] - 1
     order = object_.argsort(kind="stable")
-    slice_, row, column, object_ = slice_[order], row[order], column[order], object_[order]
+    slice_, row, column, after, object_ = (part[order] for part in (slice_, row, column, after, object_))
     begin = np.flatnonzero(np.diff(object_, prepend=-1))
     end = np.append(begin[1:], len(object_))
     mask, top = slice_[begin] // (len(slices) // len(masks)), row[begin]
@@ -294,16 +295,17 @@ def _axes(masks: np.ndarray, spacing: Spacing) -> np.ndarray:
         place = rank[owner[some]] - start, line[some]
         left = np.full((stop - start, height[by_height[stop - 1]]), np.inf)
         right = np.full(left.shape, -np.inf)
-        left[place], right[place] = column[starts[some]], column[ends[some]] + 1
-        found[:, by_height[start:stop]] = _axes_of(left, right, *step)
+        left[place], right[place] = column[starts[some]], after[ends[some]]
+        found[:, by_height[start:stop]] = _axes_of(left, right, height[by_height[start:stop]], *step)
         start = stop
     best = np.lexsort((found[0], mask))  # the longest of each mask comes last, and stays
-    result[:, mask[best]] = found[:, best]
+    result[:2, mask[best]] = found[:, best]
     return result
 
 
-def _axes_of(left: np.ndarray, right: np.ndarray, down: float, across: float) -> np.ndarray:
-    """Of objects with the pixels left … right − 1 in each row, and others between them, ``[K, H]``; ±inf in no row.
+def _axes_of(left: np.ndarray, right: np.ndarray, height: np.ndarray, down: float, across: float) -> np.ndarray:
+    """Of objects with the pixels left … right − 1, and others between them, in each of their ``height [K]`` rows; what
+    ``[K, H]`` holds below those does not count.
 
     The outline's corners lie on the H + 1 lines between rows of pixels. On each line only the leftmost and the
     rightmost can be an end of the longest distance, and of two lines the farthest pair is a left and a right one:
@@ -314,27 +316,25 @@ def _axes_of(left: np.ndarray, right: np.ndarray, down: float, across: float) ->
     none = np.full((K, 1), np.inf)
     left = np.minimum(np.hstack([left, none]), np.hstack([none, left])) * across  # [K, H + 1] of each line
     right = np.maximum(np.hstack([right, -none]), np.hstack([-none, right])) * across
-    y = np.arange(H + 1) * down
-    there = np.isfinite(left)
-    wide = np.where(there, right, 0)[:, :, None] - np.where(there, left, 0)[:, None, :]
-    squares = wide**2 + (y[:, None] - y) ** 2
-    squares[~(there[:, :, None] & there[:, None, :])] = -1
+    k, line = np.arange(K), np.minimum(np.arange(H + 1), height[:, None])  # below an object, its last line again
+    left, right, y = left[k[:, None], line], right[k[:, None], line], line * down
+    squares = right[:, :, None] - left[:, None, :]
+    squares *= squares
+    apart = y[:, :, None] - y[:, None, :]
+    apart *= apart
+    squares += apart
     flat = squares.reshape(K, -1)
     farthest = flat.argmax(1)
-    diameter = np.sqrt(flat[np.arange(K), farthest])
+    diameter = np.sqrt(flat[k, farthest])
     i, j = np.divmod(farthest, H + 1)
-    k = np.arange(K)
-    a, b = np.stack([right[k, i], y[i]], 1), np.stack([left[k, j], y[j]], 1)
+    a, b = np.stack([right[k, i], y[k, i]], 1), np.stack([left[k, j], y[k, j]], 1)
     along = (b - a) / diameter[:, None]
-    x = np.where(there, left, 0), np.where(there, right, 0)
-    corners = np.stack([np.hstack(x), np.hstack([np.broadcast_to(y, left.shape)] * 2)], 2)  # [K, 2 (H + 1), 2]
-    points = corners - a[:, None]
-    s = points @ along[:, :, None]
-    t = points @ np.stack([-along[:, 1], along[:, 0]], 1)[:, :, None]
-    return np.stack([diameter, _longest_chord(s[..., 0], t[..., 0], np.hstack([there, there]))])
+    x, y = np.hstack([left, right]) - a[:, :1], np.hstack([y, y]) - a[:, 1:]  # [K, 2 (H + 1)] corners, from one end
+    s, t = x * along[:, :1] + y * along[:, 1:], y * along[:, :1] - x * along[:, 1:]
+    return np.stack([diameter, _longest_chord(s, t)])
 
 
-def _longest_chord(s: np.ndarray, t: np.ndarray, there: np.ndarray) -> np.ndarray:
+def _longest_chord(s: np.ndarray, t: np.ndarray) -> np.ndarray:
     """The longest chord along t of the convex hull of points (s, t), ``[K, P] -> [K]``, by duality:
 
         max {τ: p and p + (0, τ) in the hull} = min_α [max_p (t_p + α s_p) − min_p (t_p + α s_p)]
@@ -344,25 +344,22 @@ def _longest_chord(s: np.ndarray, t: np.ndarray, there: np.ndarray) -> np.ndarra
     """
     K = len(s)
     found, open_ = np.zeros(K), np.arange(K)
-    extent = np.where(there, s, -np.inf).max(1) - np.where(there, s, np.inf).min(1)
+    extent = s.max(1) - s.min(1)
     # The tangents far to the left and to the right are those of the two ends of the longest distance, where t is 0.
     slope = np.stack([-extent, extent])
     offset = np.zeros((2, K))
-    s, t = np.where(there, s, 0), np.where(there, t, np.nan)
     while len(open_):
         (low, high), (at_low, at_high) = slope[:, open_], offset[:, open_]
         alpha = (at_low - at_high) / (high - low)
         value = t[open_] + alpha[:, None] * s[open_]
-        most, least = np.nanargmax(value, 1), np.nanargmin(value, 1)
+        most, least = value.argmax(1), value.argmin(1)
         row = np.arange(len(open_))
         height = value[row, most] - value[row, least]
         found[open_] = height
         piece = s[open_, most] - s[open_, least]
         beneath = at_low + low * alpha
         done = (height <= beneath + 1e-9 * extent[open_]) | (piece <= low) | (piece >= high)
-        left = (piece < 0) & ~done
-        right = ~left & ~done
-        for side, some in ((0, left), (1, right)):
+        for side, some in ((0, (piece < 0) & ~done), (1, (piece >= 0) & ~done)):
             slope[side, open_[some]] = piece[some]
             offset[side, open_[some]] = (height - piece * alpha)[some]
         open_ = open_[~done]
@@ -372,9 +369,9 @@ def _longest_chord(s: np.ndarray, t: np.ndarray, there: np.ndarray) -> np.ndarra
 MEASURES: dict[str, Measure] = {
     "presence": Measure("present", _presence, ("", "", "", "")),
     "size": Measure("area or volume", _size, ("mm²", "pixels", "ml", "pixels")),
-    "diameter": Measure("longest diameter", _axes, ("mm", "pixels", "mm", "pixels")),
-    "width": Measure("width across the diameter", _axes, ("mm", "pixels", "mm", "pixels"), row=1),
-    "components": Measure("number of objects", _components, ("", "", "", "")),
+    "diameter": Measure("longest diameter", _objects, ("mm", "pixels", "mm", "pixels")),
+    "width": Measure("width across the diameter", _objects, ("mm", "pixels", "mm", "pixels"), row=1),
+    "components": Measure("number of objects", _objects, ("", "", "", ""), row=2),
 }
 """The measures by name."""
 
