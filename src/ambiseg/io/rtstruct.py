@@ -20,7 +20,7 @@ _TAGS: list[Any] = [
     "ReferencedFrameOfReferenceSequence",
 ]
 _BYTES = 256 << 20  # of a file
-_CONTOURS, _POINTS, _CROSSINGS = 1 << 17, 1 << 23, 1 << 28  # of all contours that are read
+_CONTOURS, _POINTS, _CROSSINGS = 1 << 16, 1 << 23, 1 << 26  # of all contours that are read
 _AT_ONCE = 1 << 22  # crossings of edges and rows
 _AREAS = ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR")
 _DIGITS = 4  # of a pixel: coordinates in millimetres are rounded to about as many
