@@ -283,7 +283,7 @@ def test_the_keyboard_is_enough(browser, address):
         assert page.get_attribute("html", "data-theme") == "light"
         press("/")
         assert page.evaluate("document.activeElement.id") == "filter"
-        press("Tab")
+        press("Escape")
         with page.expect_download() as waiting:
             press("s")
         assert waiting.value.suggested_filename.endswith(".png")

@@ -31,7 +31,9 @@ export function help() {
 
 function nothing() {
   const menu = find("#save", HTMLDetailsElement);
-  if (menu.open) menu.open = false;
+  const at = document.activeElement;
+  if (at instanceof HTMLInputElement && at.id === "filter") at.blur();
+  else if (menu.open) menu.open = false;
   else if (state.preview) preview(null);
   else if (state.pins.length) {
     state.pins = [];
@@ -48,7 +50,7 @@ const GROUPS = [
       { keys: ["p", "Enter"], what: "pin the mask, or release it", act: pinCurrent },
       { keys: ["]", "["], shown: "[ ]", what: "fewer or more masks by the probability that they cover", act: ({ key }) => setCoverage(state.coverage + (key === "]" ? 0.05 : -0.05)) },
       { keys: ["c"], what: "next class", act: nextClass },
-      { keys: ["Escape"], shown: "Esc", what: "no preview; then release all pins", act: nothing },
+      { keys: ["Escape"], shown: "Esc", what: "leave the filter, close the menu, end the preview; then release all pins", act: nothing },
     ],
   },
   {
