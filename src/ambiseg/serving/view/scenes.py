@@ -54,7 +54,7 @@ def entropy_of(shares: np.ndarray) -> np.ndarray:
     array([[1., 0.]])
     """
     logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
-    return -(shares * logs).sum(0) / math.log(max(len(shares), 2))
+    return np.abs((shares * logs).sum(0)) / math.log(max(len(shares), 2))
 
 
 def small(labels: np.ndarray, classes: int) -> np.ndarray:
