@@ -4,7 +4,7 @@ import platform
 
 import torch
 
-from benchmarks import data, decisions, evaluation, mathematics, methods, mose, prediction
+from benchmarks import data, decisions, evaluation, mathematics, methods, mose, prediction, serving
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
@@ -16,3 +16,4 @@ if __name__ == "__main__":
     data.main()
     prediction.main()
     decisions.main()
+    serving.main()
