@@ -32,7 +32,7 @@ from benchmarks.harness import cpu_seconds, publish, table
 SIDES = (64, 128, 256)
 IMAGES, ROUNDS = 16, 3
 CLIENTS = (1, 8, 32)
-REQUESTS = 96
+REQUESTS = 64
 _BOUNDARY = "ambiseg-benchmark"
 
 
@@ -95,8 +95,8 @@ def service(*options: str) -> Iterator[Running]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         told = ""
-        while not told.rstrip().endswith("}"):
-            told += process.stdout.readline()
+        while not told.rstrip().endswith("}") and (line := process.stdout.readline()):
+            told += line
         try:
             yield Running(process, json.loads(told)["url"])
         finally:

@@ -319,6 +319,7 @@ def temporary(folder: Path) -> set[str]:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_it_in_order(tmp_path, number, code):
     command = [sys.executable, "-m", "ambiseg", "serve", "demo", "--port", "0", "--threads", "1", "--json"]
+    (tmp_path / "ambiseg-serve-4194304999-x").mkdir()  # of a process that cannot be
     environment = {**os.environ, "TMPDIR": str(tmp_path), "AMBISEG_TOKEN": "some-token-or-other"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -326,8 +327,8 @@ def test_a_signal_ends_it_in_order(tmp_path, number, code):
         assert process.stdout is not None
         assert process.stderr is not None
         lines = ""
-        while not lines.rstrip().endswith("}"):
-            lines += process.stdout.readline()
+        while not lines.rstrip().endswith("}") and (line := process.stdout.readline()):
+            lines += line
         about = json.loads(lines)
         assert about["models"] == ["demo"]
         assert httpx.get(f"{about['url']}/v1/models", trust_env=False).status_code == 401
@@ -339,7 +340,8 @@ def test_a_signal_ends_it_in_order(tmp_path, number, code):
             thread.start()
             thread.join()
             assert answers[0].status_code == 200
-            assert len(temporary(tmp_path)) == 1
+            assert [name for name in temporary(tmp_path) if str(process.pid) in name]
+            assert len(temporary(tmp_path)) == 1  # what another had left is gone
             process.send_signal(number)
             assert process.wait(30) == code
         assert process.stderr.read() == "ambiseg: stopped\n"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ambiseg.serving.supervisor import Supervisor
 from ambiseg.serving.uploads import BadRequest
 
 _LINGER = 2.0  # seconds that a client has to stop sending
+FOLDER = "ambiseg-serve-"  # in the folder for temporary files; then the number of the process
 LOOPBACK = ("127.0.0.1", "localhost", "::1")  # names of this machine for itself
 DESCRIPTION = """\
 Weighted masks of images: every plausible segmentation, and how likely each one is.
@@ -63,7 +65,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.root = Path(tempfile.mkdtemp(prefix="ambiseg-serve-"))
+        sweep()
+        app.state.root = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
         try:
             await anyio.to_thread.run_sync(jobs.start)
             yield
@@ -86,6 +89,27 @@ def create_app(
     _explain(app)
     app.add_middleware(Guard, token=token, hosts=tuple(hosts), metrics=jobs.metrics)
     return app
+
+
+def sweep() -> None:
+    """Remove what services that were killed have left of uploads."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*-*"):
+        number = folder.name.removeprefix(FOLDER).partition("-")[0]
+        with suppress(OSError):  # of another user
+            if number.isdigit() and folder.is_dir() and not folder.is_symlink() and not _runs(int(number)):
+                shutil.rmtree(folder)
+
+
+def _runs(process: int) -> bool:
+    if os.name != "posix":  # where a signal of 0 is none
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 class Closing(JSONResponse):

@@ -74,7 +74,7 @@ class PredictionScene:
             "strata": None if strata is None else {"name": strata.name, "weights": strata.weights.tolist()},
             "masks": masks,
             "entropy_max": math.log(classes),
-            "notes": list(found.notes),
+            "notes": [note.replace("--assume-window LOW HIGH", "assume_low and assume_high") for note in found.notes],
             "seed": found.options.seed,
             "symmetries": found.options.symmetries,
             "windows": found.windows,

@@ -126,7 +126,12 @@ class Worker:
         return max(1, _TOGETHER.get(device, _ELSEWHERE) // math.prod(source.size))
 
     def _found(self, group: Sequence[_Opened]) -> Iterator[Answer]:
-        group = [one for one in group if one.task.number not in self.cancelled] or group
+        for one in group:
+            if one.task.number in self.cancelled:
+                yield "cancelled", one.task.number
+        group = [one for one in group if one.task.number not in self.cancelled]
+        if not group:
+            return
         first = group[0].predictor
         key = group[0].task.model, first.options.symmetries, len(group)
         if len(group) == 1 or self.trusted.get(key) is False:
