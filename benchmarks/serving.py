@@ -175,7 +175,7 @@ def load(folder: Path) -> None:
             numbers = {"per_second": REQUESTS / wall, "p50_ms": p50, "p99_ms": p99, "cpu_ms": 1000 * cpu / REQUESTS}
             rows.append([str(clients), *(f"{x:.0f}" if x >= 20 else f"{x:.1f}" for x in numbers.values())])
             data[str(clients)] = {name: float(x) for name, x in numbers.items()}
-            print(f"  {clients} clients: {', '.join(f'{name} {x:.0f}' for name, x in numbers.items())}")
+            print(f"  {clients} clients: {', '.join(f'{name} {x:.0f}' for name, x in numbers.items())}", flush=True)
     headers = ["clients", "requests per second", "p50, ms", "p99, ms", "CPU ms per request"]
     publish("serving_load", "The service under load, 128² images", table(headers, rows), data)
 
