@@ -4,7 +4,7 @@ import platform
 
 import torch
 
-from benchmarks import data, decisions, evaluation, mathematics, methods, mose, prediction, serving
+from benchmarks import data, decisions, evaluation, exporting, mathematics, methods, mose, prediction, serving
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
@@ -17,3 +17,4 @@ if __name__ == "__main__":
     prediction.main()
     decisions.main()
     serving.main()
+    exporting.main()

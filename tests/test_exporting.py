@@ -21,12 +21,20 @@ from ambiseg.exporting.graph import Inputs, described
 from ambiseg.exporting.weights import kept_in
 from ambiseg.methods import METHODS, Method, Stratified
 from ambiseg.methods.predictive import Numbers
+from ambiseg.nn.config import BackboneConfig
 from ambiseg.nn.places import _erfinv
 from ambiseg.runs import Card, TrainedModel
-from tests.test_methods import KNOWN, build
+from tests.test_methods import KNOWN, TESTED
 
 CLOSE = 1e-4
 UNITS = Intensity(-2.0, 3.0, (0.1, -0.2), 0.5)
+
+
+def build(name: str) -> Method:
+    """A small network: what a graph costs to make grows with its nodes."""
+    torch.manual_seed(0)
+    config = KNOWN[name].Config(method=name, **TESTED[name])
+    return KNOWN[name].build(config, BackboneConfig(channels=[4, 8], convs=1), 2, 3)
 
 
 def trained(method: Method, intensity: Intensity = UNITS) -> TrainedModel:

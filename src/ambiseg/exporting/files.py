@@ -70,6 +70,7 @@ def run_onnx(content: bytes) -> Runner:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # its advice on the graph is for whoever wrote the exporter
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
