@@ -13,6 +13,7 @@ from torch import Tensor
 def heaviest_first(labels: Tensor, mass: list[float], merge: bool) -> tuple[list[int], list[float], list[int]]:
     """The first draw and the weight of each distinct mask, heaviest first; and for each draw, which of these it is.
 
+    >>> import torch
     >>> labels = torch.tensor([[[0]], [[1]], [[1]]], dtype=torch.uint8)
     >>> heaviest_first(labels, [0.5, 0.25, 0.5], merge=True)
     ([1, 0], [0.75, 0.5], [1, 0, 0])
@@ -30,6 +31,7 @@ def heaviest_first(labels: Tensor, mass: list[float], merge: bool) -> tuple[list
 def ordered(labels: Tensor, order: list[int]) -> Tensor:
     """``labels[order]`` of distinct numbers in the memory of ``labels``: a second copy of all masks would not fit.
 
+    >>> import torch
     >>> ordered(torch.tensor([5, 6, 7, 8]), [2, 0, 3]).tolist()
     [7, 5, 8]
     """
