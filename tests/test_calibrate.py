@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from ambiseg.config import Config
 from ambiseg.data.module import DataModule
 from ambiseg.decisions.calibration import FILE, Calibration, Rules, held, thresholds
 from ambiseg.io.source import Source
-from ambiseg.prediction import Options, Predictor
+from ambiseg.prediction import Options, Predictor, write
 from ambiseg.prediction.calibrating import calibrate, score_part
 from ambiseg.prediction.inputs import array_source
 from ambiseg.runs import Run, load, open_run
@@ -193,3 +194,21 @@ def test_a_method_without_strata_draws_samples(tiny_run, tmp_path):
     assert isinstance(source, Source)
     assert predictor(source).guaranteed is not None
     assert isinstance(open_run(tiny_run).config, Config)
+
+
+def test_several_classes_and_millimetres(calibrated, tmp_path):
+    predictor = Predictor(calibrated)
+    source = replace(array_source(images_of(Run(calibrated), "test")[0][0], "x"), affine=np.diag([3.0, 0.5, 4.0, 1.0]))
+    one = predictor(source)
+    assert one.guaranteed is not None
+    [first] = one.guaranteed.classes
+    both = replace(one.guaranteed, classes=(first, replace(first, id=2, name="other", outer=~first.outer)))
+    folder = write(replace(one, guaranteed=both), tmp_path)
+    said = json.loads((folder / "weights.json").read_text())["guaranteed"]["classes"]
+    files = [said[name][mask]["file"] for name in said for mask in ("outer", "inner", "found", "sure")]
+    kinds = ("outer", "inner", "found", "sure")
+    assert {file.split(".")[0] for file in files} == {f"{kind}_{c}" for kind in kinds for c in (1, 2)}
+    assert all((folder / file).is_file() for file in files)
+    assert said["other"]["outer"]["pixels"] == first.outer.size - said[first.name]["outer"]["pixels"]
+    for name in said:
+        assert said[name]["area"]["mm2"] == pytest.approx([2 * side for side in said[name]["area"]["pixels"]])

@@ -13,15 +13,17 @@ from __future__ import annotations
 import argparse
 import time
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 
 from ambiseg.decisions.calibration import STATEMENTS, ImageScores, Readers, Rules, held, thresholds
-from ambiseg.prediction.calibrating import score_part
+from ambiseg.prediction.calibrating import open_part, score_part
 from ambiseg.prediction.predictor import Predictor
 from ambiseg.prediction.result import Options
-from ambiseg.runs import open_run
+from ambiseg.runs import Run, open_run
 
 
 def main() -> None:
@@ -52,7 +54,8 @@ def main() -> None:
         )
         for name, values in repeated(list(patients.values()), rules, arguments.splits).items():
             low, high = np.quantile(values, [0.025, 0.975])
-            print(f"| {name} | {np.mean(values):.3f} | {low:.3f} to {high:.3f} |")
+            print(f"| {name} | {np.mean(values):.3g} | {low:.3g} to {high:.3g} |")
+        print(f"pixels, on average: {pixels(run, predictor, arguments.parts[0], scores, rules, data)}")
 
 
 def repeated(patients: list[list[ImageScores]], rules: Rules, splits: int) -> dict[str, list[float]]:
@@ -76,6 +79,27 @@ def repeated(patients: list[list[ImageScores]], rules: Rules, splits: int) -> di
             for name, level in levels.items():
                 found[f"level of {name}, class {label}"].append(level)
     return found
+
+
+def pixels(
+    run: Run, predictor: Predictor, part: str, scores: list[ImageScores], rules: Rules, data: Mapping[str, Any]
+) -> str:
+    """How large masks are on 50 images of a part, calibrated on all; beside those of readers who mark anything."""
+    found = thresholds(scores, rules)
+    module, indices = open_part(run, part, data, True)
+    sizes = defaultdict(list)
+    for index in indices[:: max(1, len(indices) // 50)]:
+        batch = module.batch_of(index)
+        with torch.no_grad():
+            draws, _ = predictor.draw(predictor.method.predict_whole(batch.images))
+        for label, at in found.classes.items():
+            soft = draws.marginal_probs(len(run.card.classes))[0, label].double().numpy()
+            for name in ("outer", "found", "sure", "inner"):
+                mask = soft >= at[name] if name in ("outer", "found") else soft > at[name]
+                sizes[name, label].append(int(mask.sum()))
+            areas = (batch.annotations.labels[0] == label).flatten(1).sum(1)
+            sizes["readers", label] += areas[areas > 0].tolist()
+    return ", ".join(f"{name} {np.mean(values):.0f}" for (name, _), values in sizes.items())
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ matrices are so again (Schur). Means over classes keep it, also those over the c
 1 / |classes of x or y| is of the same form.
 
 Which masks are kept is a choice of k among N: the search ends where it finds no exchange of a single mask that improves
-it, among all N of a place if they are few, and of more among the 32 whose lower bounds are least.
+it. It looks at the 32 candidates for each place whose lower bounds are least.
 """
 
 from __future__ import annotations

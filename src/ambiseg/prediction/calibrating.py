@@ -131,7 +131,7 @@ def score_part(
 ) -> tuple[list[ImageScores], dict[str, int]]:
     """The scores of every image of a part, one after the other, and the number of masks drawn as keys of
     :class:`~ambiseg.decisions.calibration.Calibration`."""
-    module, indices = _open(run, part, data, quiet)
+    module, indices = open_part(run, part, data, quiet)
     found, how = list[ImageScores](), dict[str, int]()
     for index in progress(indices, len(indices), f"scoring {part}", quiet):
         batch = module.batch_of(index)
@@ -151,7 +151,7 @@ def score_part(
     return found, how
 
 
-def _open(run: Run, part: str, data: Mapping[str, Any] | None, quiet: bool) -> tuple[Any, list[int]]:
+def open_part(run: Run, part: str, data: Mapping[str, Any] | None, quiet: bool) -> tuple[Any, list[int]]:
     """The run's data as they were split, and the numbers of the cases of a part."""
     require("train")
     from ambiseg.data.module import DataModule

@@ -21,7 +21,7 @@ def calibration_of(run: Run, which: Which, given: Calibration | str | os.PathLik
         place = run.folder / FILE if given is None else Path(given)
         if given is None and not place.is_file():
             return None
-        if not place.is_file():
+        if not place.exists():
             raise ConfigError(f"{place}: expected a calibration, found no such file")
         found = Calibration.load(place)
     if found.weights != run.digest(which):
