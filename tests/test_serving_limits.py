@@ -261,8 +261,13 @@ class Shown:
 
 
 def test_results_are_kept_within_limits(small):
-    service, _ = small
+    service, stand = small
     jobs = [service.jobs.add(f"{i}", Shown(10)) for i in range(5)]
+    groups = len(stand.asked)
+    passing = service.jobs.submit(image(), "of a client that waits", kept=False)
+    stand.answers.put(("refused", stand.wait(groups + 1)[0].number, "no"))
+    assert passing.ended.result(20).state == "failed"
+    assert service.jobs.get(passing.id) is None
     kept = [service.jobs.get(job.id) is not None for job in jobs]
     assert kept == [False, False, True, True, True]
     content = service.client.get(f"/v1/predictions/{jobs[-1].id}/slices/0").content

@@ -164,6 +164,7 @@ class Jobs:
         options: Options | None = None,
         dress: Dress | None = None,
         reserved: bool = False,
+        kept: bool = True,
     ) -> Job:
         """Ask for a prediction.
 
@@ -175,11 +176,13 @@ class Jobs:
             options: of the prediction.
             dress: what makes the scene of the prediction.
             reserved: whether it takes the place of a request, see :meth:`place`.
+            kept: whether the result is held for later questions, in the place of older ones.
         """
         job = Job(name, model, options or Options(), source, dress)
         with self._changed:
             self._admit(1 if reserved else 0)
-            self._jobs[job.id] = job
+            if kept:
+                self._jobs[job.id] = job
             self._waiting.append(job)
             self._changed.notify_all()
         return job
@@ -196,11 +199,6 @@ class Jobs:
     def get(self, identifier: str) -> Job | None:
         """The job of that id, unless it was dropped."""
         return self._jobs.get(identifier)
-
-    def forget(self, job: Job) -> None:
-        """Do not keep a job that has ended, whose answer is about to be sent."""
-        with self._changed:
-            self._jobs.pop(job.id, None)
 
     def drop(self, job: Job) -> None:
         """Forget a job at once, and stop computing it."""

@@ -58,14 +58,13 @@ async def models(request: Request) -> JSONResponse:
 async def predict(request: Request) -> Response:
     """One image, or the DICOM files of one series, as a form or as JSON. Small images of one size that are asked for at
     the same time go through the network together."""
-    job, asked = await _submitted(request)
+    job, asked = await _submitted(request, kept=False)
     jobs: Jobs = request.app.state.jobs
     try:
         await _ended(request, job)
     except BaseException:
         jobs.drop(job)
         raise
-    jobs.forget(job)
     if job.state != "done" or job.prediction is None or job.scene is None:
         raise BadRequest(job.status, job.error)
     if asked.format != "json":
@@ -158,7 +157,7 @@ async def files(
 # -- inside -----------------------------------------------------------------------------------------------------------
 
 
-async def _submitted(request: Request) -> tuple[Job, Asked]:
+async def _submitted(request: Request, kept: bool = True) -> tuple[Job, Asked]:
     """Read a request and put it into the queue; its place there is taken before its body is read."""
     state = request.app.state
     jobs: Jobs = state.jobs
@@ -170,7 +169,7 @@ async def _submitted(request: Request) -> tuple[Job, Asked]:
         found: Read = await read_request(request, state.root, state.limits, count)
         try:
             options, model = found.asked.options(), found.asked.index(state.models)
-            return jobs.submit(found.image, found.name, model, options, reserved=True), found.asked
+            return jobs.submit(found.image, found.name, model, options, reserved=True, kept=kept), found.asked
         except BaseException:
             if isinstance(found.image, Upload):
                 found.image.close()
