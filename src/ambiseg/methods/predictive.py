@@ -131,7 +131,7 @@ def placed_noise(numbers: Numbers, codes: Tensor | None = None) -> Noise:
     seeds = numbers.seeds
     assert seeds is not None
     codes = torch.zeros(1, device=seeds.device) if codes is None else codes
-    return Noise(codes.expand(*seeds.shape, len(codes)), seeds=seeds)
+    return Noise(codes.expand(*seeds.shape, len(codes)).clone(), seeds=seeds)
 
 
 class Predictive(ABC):
