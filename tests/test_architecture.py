@@ -50,7 +50,7 @@ LAYERS = [
     "config",
     "costs history weights",
     "runs",
-    "ensembles planning",
+    "ensembles familiarity planning pruning",
     "training evaluation prediction",
     "exporting napari",
     "reporting",

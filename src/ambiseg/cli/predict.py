@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Iterator
@@ -301,6 +302,7 @@ def _row(prediction: Prediction, folder: Path) -> dict[str, Any]:
         "top_weight": float(prediction.masks.mass[0, 0]),
         "guaranteed": guaranteed(prediction),
         "mean_entropy": float(prediction.entropy.mean()),
+        "look": None if prediction.look is None else prediction.look._asdict(),
         "notes": list(prediction.notes),
     }
 
@@ -315,10 +317,14 @@ def _print(arguments: argparse.Namespace, rows: list[dict[str, Any]], failures: 
         cells = []
         for row in rows[:_SHOWN]:
             weights = [" ".join(f"{weight:.2f}" for weight in row["strata"]["weights"])] if row["strata"] else []
+            look = row["look"] or {}
+            needed = {None: [], True: ["look"], False: [""]}[look.get("needed")]
             numbers = str(row["masks"]), f"{row['top_weight']:.3f}", f"{row['mean_entropy']:.4f}"
+            numbers = (*numbers, f"{look.get('score', math.nan):.2f}", *needed)
             cells.append([row["name"], *weights, *numbers])
+        known = [""] if (rows[0]["look"] or {}).get("needed") is not None else []
         strata = [f"{rows[0]['strata']['name']}s"] if rows[0]["strata"] else []
-        console.print(table(["image", *strata, "masks", "top mask", "entropy"], cells))
+        console.print(table(["image", *strata, "masks", "top mask", "entropy", "disagree", *known], cells))
     if len(rows) > _SHOWN:
         console.print(f"and {len(rows) - _SHOWN:,} more")
     odd = sum(bool(row["notes"]) for row in rows)

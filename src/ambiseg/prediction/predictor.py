@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +36,7 @@ from ambiseg.nn.pixelhead import label_dtype
 from ambiseg.nn.windows import Windows, plan
 from ambiseg.prediction.guarantees import calibration_of, not_guaranteed
 from ambiseg.prediction.inputs import read_pixels, with_extra
+from ambiseg.prediction.looking import Lookout, unlike_note
 from ambiseg.prediction.merging import heaviest_first, ordered
 from ambiseg.prediction.result import Draw, Kept, Options, Prediction, Strata
 from ambiseg.runs import Card, Run, TrainedModel, Which, open_run
@@ -73,7 +75,7 @@ class Predictor:
             raise ConfigError("card: expected None beside a run or a trained model, which have their own, found one")
         if isinstance(run, Method):
             run = TrainedModel(run, card or _plain_card(run))
-        self.calibration: Calibration | None = None
+        self.calibration, opened = None, None
         if isinstance(run, TrainedModel):
             if calibration is not None and calibration is not False:
                 raise ConfigError("calibration: expected None beside a model from memory, found one; give its run")
@@ -86,6 +88,7 @@ class Predictor:
             self.run = str(opened.folder) if isinstance(run, Run) else os.fspath(run)
         self.method = symmetric(model.method, self.options.symmetries)
         self.card, self.which, self.device = model.card, model.which, model.device
+        self.lookout = Lookout(model, opened)
         if self.options.per_stratum is not None and not self.method.stratum:
             message = f"expected None for {type(self.method).__name__}, which has no strata"
             raise ConfigError(f"per_stratum: {message}, found {self.options.per_stratum}; set samples instead")
@@ -144,9 +147,10 @@ class Predictor:
             for source in sources:
                 self._check_memory(source)
             slices = [_Slices(self, source, None, None) for source in sources]
-            batch = self.method.predict(torch.cat([one.image(0) for one in slices]))
+            images = torch.cat([one.image(0) for one in slices])
+            batch, away = self.lookout.predict(images, lambda: self.method.predict(images))
             for index, one in enumerate(slices):
-                one.ready = part_of(batch, index, len(slices))
+                one.ready, one.away[0] = part_of(batch, index, len(slices)), away[index]
             return [self._predict(one, name) for one, name in zip(slices, names, strict=True)]
 
     def _check_memory(self, source: Source) -> None:
@@ -241,6 +245,7 @@ class Predictor:
             entropy = slices.put(entropy, k, _entropy(soft))
             del drawn, soft
         mass = noise.mass[0].tolist()
+        look = self.lookout.look(labels, noise, marginal, weights, slices.away)
         order, merged, groups = heaviest_first(labels, mass, self.options.merge)
         labels = ordered(labels, order)
         masks = MaskDistribution(labels[None], torch.tensor([merged], dtype=torch.float32))
@@ -254,8 +259,9 @@ class Predictor:
         notes = (
             *self.notes(slices.source, list(slices.seen.values())),
             *not_guaranteed(self.calibration, slices.source, self.options),
+            *unlike_note(look),
         )
-        return Prediction(name, masks, draws, strata, entropy, *made_with, slices.tiles, notes, kept, guaranteed)
+        return Prediction(name, masks, draws, strata, entropy, *made_with, slices.tiles, notes, kept, look, guaranteed)
 
     def _kept(self, masks: MaskDistribution, groups: list[int]) -> tuple[MaskDistribution, list[int], Kept | None]:
         """The masks that ``keep`` leaves, and for each draw which of them it is or is nearest to."""
@@ -308,6 +314,7 @@ class _Slices:
         tiles: windows per slice; 1 is whole.
         seen: some pixels of each slice, in the units of the training data.
         ready: the distribution of an image that went through the network already.
+        away: how far each slice is from the training images; None where that is not known.
     """
 
     def __init__(self, predictor: Predictor, source: Source, windows: Windows | None, progress: Progress | None):
@@ -315,6 +322,7 @@ class _Slices:
         self.tiles = len(windows[0]) * len(windows[1]) if windows else 1
         self.seen: dict[int, np.ndarray] = {}
         self.ready: Predictive | None = None
+        self.away: dict[int, float | None] = {}
         self._kept: dict[int, Predictive] = {}
         self._steps = self.tiles * (predictor.method.views if windows else 1)
         self._done, self._total = 0, source.slices * self._steps
@@ -367,11 +375,13 @@ class _Slices:
     def _compute(self, k: int) -> Predictive:
         if self.ready is not None:
             return self.ready
-        image = self.image(k)
-        if self.windows is not None:
-            return self.predictor.method.predict_windows(image, self.windows, self._step)
-        predictive = self.predictor.method.predict(image)
-        self._step()
+        image, method, windows = self.image(k), self.predictor.method, self.windows
+        work = partial(method.predict, image)
+        if windows is not None:
+            work = partial(method.predict_windows, image, windows, self._step)
+        predictive, (self.away[k],) = self.predictor.lookout.predict(image, work)
+        if windows is None:
+            self._step()
         return predictive
 
     def _step(self) -> None:

@@ -91,6 +91,16 @@ class Draw(NamedTuple):
     mask: int
 
 
+class Look(NamedTuple):
+    """Whether a person must look. What is ``None`` needs ``look.npz`` in the run, which ``ambiseg look`` writes."""
+
+    score: float  #: expected disagreement of two masks, E[1 − IoU]
+    unsure: float | None = None  #: share of the validation images of which less disagreement is expected
+    unlike: float | None = None  #: share of the validation images that are nearer to the training images
+    is_unlike: bool | None = None  #: farther than 99 % of them: a warning
+    needed: bool | None = None  #: unlike, or more disagreement than in 80 % of the validation images
+
+
 class Kept(NamedTuple):
     """What the masks stand for, where fewer were kept than drawn: a draw counts for the nearest."""
 
@@ -130,6 +140,7 @@ class Prediction:
     windows: int = 1  #: how many a slice was cut into; 1 is whole
     notes: tuple[str, ...] = ()  #: warnings: what is odd about the image for this model
     kept: Kept | None = None  #: None: masks are all that were drawn
+    look: Look | None = None  #: whether a person must look
     guaranteed: Guaranteed | None = None  #: of the run's calibration; None without one, and of volumes
 
     @property

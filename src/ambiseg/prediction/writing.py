@@ -133,6 +133,7 @@ def _about(prediction: Prediction, masks: list[str], centres: list[str], entropy
         **({} if prediction.kept is None else {"kept": _kept(prediction.kept)}),
         **({} if prediction.guaranteed is None else {"guaranteed": guaranteed(prediction)}),
         "entropy": {"file": entropy, "mean": float(prediction.entropy.mean()), "max": float(prediction.entropy.max())},
+        "look": None if prediction.look is None else prediction.look._asdict(),
         "notes": list(prediction.notes),
         "version": __version__,
     }

@@ -1,0 +1,230 @@
+"""How unlike the training images an image is: statistics of features, their file, and what predictions say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ambiseg
+from ambiseg._util.errors import ConfigError, DataError
+from ambiseg.cli import main
+from ambiseg.familiarity import FILE, Familiarity, fits, look, saved_familiarity
+from ambiseg.nn.statistics import STATISTICS, input_statistics, watched_layers, watching
+from ambiseg.prediction import predict
+from ambiseg.runs import Run
+from tests.conftest import SHARED
+
+RNG = np.random.default_rng(0)
+
+
+def made(train: np.ndarray, others: np.ndarray, **more) -> Familiarity:
+    options = {"scores": np.linspace(0, 1, 11), "layers": (), "score": "pairs", "weights": "w"} | more
+    return Familiarity.of(train, others, **options)
+
+
+def test_distances_are_those_of_mahalanobis_where_every_axis_is_kept():
+    mixed = RNG.normal(size=(800, 5)) @ RNG.normal(size=(5, 5)) + 3
+    found = made(mixed, mixed[:50])
+    assert found.axes.shape == (5, 5)
+    x = RNG.normal(size=(7, 5)) * 4
+    away = x - mixed.mean(0)
+    covariance = np.cov(mixed.T, bias=True)
+    expected = np.sqrt([d @ np.linalg.solve(covariance, d) for d in away])
+    assert found.distance(x) == pytest.approx(expected, rel=2e-3)
+
+
+def test_ranks_and_limits():
+    found = made(RNG.normal(size=(200, 3)), RNG.normal(size=(100, 3)))
+    assert (found.unsure(-1), found.unsure(0.55), found.unsure(2)) == (0, 6 / 11, 1)
+    assert found.is_unsure(0.81)
+    assert not found.is_unsure(0.79)
+    near, far = float(found.distances[50]), float(found.distances[-1]) + 1
+    assert not found.is_unlike(near)
+    assert found.is_unlike(far)
+    assert (found.unlike(near), found.unlike(far)) == (0.5, 1)
+    constant = made(np.ones((40, 3)), np.ones((30, 3)))  # a statistic without any spread
+    assert np.isfinite(constant.distance(np.ones((1, 3)))).all()
+
+
+def test_input_statistics_tell_brightness_gradients_and_nothing_of_size():
+    image = torch.from_numpy(RNG.random((1, 2, 32, 32))).float()
+    assert input_statistics(image).shape == (1, 2 * STATISTICS)
+    assert input_statistics(image)[0, 2].item() == pytest.approx(image[0, 0].median().item(), abs=1e-2)
+    tiled = image.tile(1, 1, 3, 3)
+    assert (input_statistics(tiled) - input_statistics(image)).abs().max() < 0.35
+    smooth = torch.nn.functional.avg_pool2d(image, 5, 1, 2)
+    assert (input_statistics(image) - input_statistics(smooth))[0, 5] > 1  # log of gradients
+    for odd in (torch.zeros(1, 1, 1, 1), torch.full((1, 1, 2, 9), 3.0)):
+        assert input_statistics(odd).isfinite().all()
+
+
+def test_layers_are_the_first_half_of_those_that_run_in_the_order_in_which_they_run():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.first = nn.Conv2d(1, 1, 3, padding=1), nn.Conv2d(1, 2, 3, padding=1)
+            self.unused, self.point = nn.Conv2d(1, 1, 3), nn.Conv2d(2, 1, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.point(self.first(x)))
+
+    net, images = Net(), torch.rand(3, 1, 8, 8)
+    assert watched_layers(net, images) == ("first",)
+    with watching(net, ("first",)) as seen:
+        net(images)
+        net(images + 1)  # a second window
+    found = seen.statistics()
+    assert found is not None
+    with torch.no_grad():
+        maps = [net.first(images), net.first(images + 1)]
+    assert torch.allclose(found[:, :2], (maps[0].mean((2, 3)) + maps[1].mean((2, 3))) / 2, atol=1e-6)
+    assert found.shape == (3, 4)
+    assert not net.first._forward_hooks
+    with watching(net, ("unused",)) as seen:
+        net(images)
+    assert seen.statistics() is None
+
+
+def test_files_hold_plain_arrays_and_others_are_refused(tmp_path):
+    found = made(RNG.normal(size=(90, 4)), RNG.normal(size=(30, 4)), layers=("a.b", "c"))
+    found.save(tmp_path / FILE)
+    loaded = Familiarity.load(tmp_path / FILE)
+    assert loaded.layers == found.layers
+    x = RNG.normal(size=(5, 4))
+    assert loaded.distance(x) == pytest.approx(found.distance(x), rel=1e-2)
+    with np.load(tmp_path / FILE, allow_pickle=False) as file:
+        arrays = dict(file)
+    for change in (
+        {"format": np.array("ambiseg.Look/9")},
+        {"mean": np.zeros(3, np.float32)},
+        {"axes": np.full_like(arrays["axes"], np.nan)},
+        {"variances": -arrays["variances"]},
+        {"distances": np.zeros(0)},
+        {"score": np.array("other")},
+        {"more": np.zeros(1)},
+    ):
+        np.savez(tmp_path / "bad.npz", **{**arrays, **change})
+        with pytest.raises(DataError, match=r"bad.npz: cannot be read as what `ambiseg look` wrote"):
+            Familiarity.load(tmp_path / "bad.npz")
+    (tmp_path / "bad.npz").write_bytes((tmp_path / FILE).read_bytes()[:200])
+    with pytest.raises(DataError, match=r"bad.npz"):
+        Familiarity.load(tmp_path / "bad.npz")
+
+
+@pytest.fixture(scope="module")
+def looked_run(tiny_run, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("looked") / "run"
+    shutil.copytree(tiny_run, folder)
+    look_at_all(folder)
+    return folder
+
+
+def look_at_all(folder: Path) -> None:
+    import ambiseg.familiarity as module
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_FEWEST", 2)  # the tiny set has few validation images
+        module.look(folder, quiet=True)
+
+
+def test_a_run_without_the_file_predicts_as_before(tiny_run):
+    image = (37 + 100 * RNG.random((1, 32, 32))).astype(np.float32)
+    (found,) = predict(ambiseg.load(tiny_run), image, samples=8)
+    assert found.look is not None
+    assert 0 <= found.look.score <= 1
+    assert found.look[1:] == (None, None, None, None)
+
+
+def test_predictions_say_whether_to_look(looked_run, tmp_path, capsys):
+    from ambiseg.data.config import open_cases
+
+    run = Run(looked_run)
+    known = saved_familiarity(run)
+    assert known is not None
+    assert fits(known, run.model().method, 1)
+    assert known.layers
+    cases = open_cases(run.config.data)
+    own = cases[run.split.indices(cases, "train")[0]].image
+    (usual,) = predict(run, own)
+    assert usual.look is not None
+    assert not usual.look.is_unlike
+    odd = (own.astype(np.float32).max() - own) * 30 - 500 + RNG.normal(0, 100, own.shape)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        (strange,) = predict(run, odd.astype(np.float32))
+    text = "farther from those of the training images than in all of the validation images"
+    assert any(text in str(one.message) for one in caught)
+    assert strange.look is not None
+    assert (strange.look.unlike, strange.look.is_unlike, strange.look.needed) == (1, True, True)
+    np.save(tmp_path / "own.npy", own[0])
+    assert main(["predict", str(looked_run), str(tmp_path / "own.npy"), "--out", str(tmp_path / "out"), "--quiet"]) == 0
+    about = json.loads((tmp_path / "out" / "own" / "weights.json").read_text())["look"]
+    assert about["score"] == pytest.approx(usual.look.score)
+    assert about["needed"] == usual.look.needed
+    volume = np.stack([own, own])
+    (whole,) = predict(run, volume)
+    assert whole.look is not None
+    assert whole.look.unsure is None  # of a volume there is nothing to compare with
+    assert whole.look.unlike == pytest.approx(usual.look.unlike)
+
+
+def test_other_weights_and_another_network_are_noticed(looked_run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(looked_run, folder)
+    other = Run(folder)
+    from safetensors.torch import load_file
+
+    from ambiseg.weights import write_state
+
+    state = {name: value + 0.01 if value.is_floating_point() else value
+             for name, value in load_file(folder / "best.safetensors").items()}  # fmt: skip
+    with (folder / "best.safetensors").open("wb") as file:
+        write_state(state, file, {})
+    assert saved_familiarity(other) is None
+    found = Familiarity.load(folder / FILE)
+    assert not fits(found, nn.Identity(), 1)  # type: ignore[arg-type]
+    assert not fits(found, other.model().method, 3)
+
+
+def test_the_command(tiny_run, capsys):
+    assert main(["look", "demo"]) == 2
+    assert "expected the folder of a run to write into, found a model of the package" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="at least 20 images of training and validation, found"):
+        look(tiny_run, quiet=True)
+    assert not (tiny_run / FILE).exists()
+
+
+@pytest.mark.skipif(not (SHARED / "data/lidc71/lidc71.npz").exists(), reason="lidc71 absent: set AMBISEG_SHARED")
+def test_inverted_ct_is_found(tmp_path):
+    """Statistics of the shipped CT model: 120 images to fit, 60 to set the limit, 60 unseen ones."""
+    from ambiseg.data.values import some_of
+    from ambiseg.familiarity import joined
+    from ambiseg.runs import load
+
+    model = load("nodule-ct")
+    with np.load(SHARED / "data/lidc71/lidc71.npz") as file:
+        name = next(name for name in file.files if file[name].ndim in (3, 4) and file[name].dtype != np.uint8)
+        raw = np.asarray(file[name][:: len(file[name]) // 240][:240], np.float32)
+    raw = raw.reshape(len(raw), 1, *raw.shape[-2:])[:, :, 3:67, 3:67]
+    assert len(some_of(range(240))) == len(raw)
+    layers = watched_layers(model.method, torch.zeros(1, 1, 64, 64))
+
+    def statistics(images: np.ndarray) -> np.ndarray:
+        prepared = model.card.prepare(torch.from_numpy(np.ascontiguousarray(images)))
+        with watching(model.method, layers) as seen:
+            model.method.predict(prepared)
+        return joined(prepared, seen.statistics()).numpy()
+
+    found = made(statistics(raw[:120]), statistics(raw[120:180]), layers=layers)
+    limit = np.quantile(found.distances, 0.95)
+    low, high = (f(raw[180:], axis=(1, 2, 3), keepdims=True) for f in (np.min, np.max))
+    inverted = low + high - raw[180:]
+    assert (found.distance(statistics(raw[180:])) > limit).mean() < 0.2
+    assert (found.distance(statistics(inverted)) > limit).mean() > 0.8
