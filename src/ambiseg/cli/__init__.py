@@ -28,6 +28,7 @@ from ambiseg.cli import (
     look,
     methods,
     predict,
+    prune,
     report,
     serve,
     study,
@@ -85,7 +86,7 @@ def parser() -> Parser:
     )
     top.add_argument("--version", action="version", version=f"ambiseg {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    first = demo, train, ensemble, evaluate, calibrate, compare, predict, look, export, view, serve
+    first = demo, train, ensemble, prune, evaluate, calibrate, compare, predict, look, export, view, serve
     for command in (*first, report, study, methods, data, completion):
         command.add(commands, Help)
     return top

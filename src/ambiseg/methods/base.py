@@ -194,6 +194,22 @@ class Method(nn.Module, ABC):
         backbone = getattr(self, "backbone", None)
         return backbone.multiple if isinstance(backbone, Backbone) else 1
 
+    def merged(self, groups: Sequence[Sequence[int]], usage: Sequence[float]) -> Method | None:
+        """A method of one stratum per group, which begins with what its strata have in common; ``None``: it cannot.
+
+        The new stratum draws what the most used of its group draws, and is as likely as all of them together, as far as
+        its network can say. What a training has to settle then are :meth:`stratum_parameters`.
+
+        Args:
+            groups: the K strata, each in one group.
+            usage: mean weight of each stratum, ``[K]``.
+        """
+        return None
+
+    def stratum_parameters(self) -> list[nn.Parameter]:
+        """What says where strata are and how likely they are, once images have become features."""
+        return []
+
     def parameter_groups(self) -> dict[str, ParameterGroup]:
         """Parameters by optimiser. One group unless parts are trained against each other."""
         return {"main": ParameterGroup(list(self.parameters()))}

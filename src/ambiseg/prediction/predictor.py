@@ -376,9 +376,8 @@ class _Slices:
         if self.ready is not None:
             return self.ready
         image, method, windows = self.image(k), self.predictor.method, self.windows
-        work = partial(method.predict, image)
-        if windows is not None:
-            work = partial(method.predict_windows, image, windows, self._step)
+        cut = None if windows is None else partial(method.predict_windows, image, windows, self._step)
+        work = cut or partial(method.predict, image)
         predictive, (self.away[k],) = self.predictor.lookout.predict(image, work)
         if windows is None:
             self._step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from ambiseg.methods.base import Method, Noise, Predictive, Stratified, evaluati
 from ambiseg.methods.dense import BAND, DensePredictive, drawn, in_parts
 from ambiseg.methods.mose.config import MoSEConfig
 from ambiseg.methods.mose.grouping import merge_alike
+from ambiseg.methods.mose.merging import merged
 from ambiseg.methods.predictive import Numbers
 from ambiseg.methods.schedules import final
 from ambiseg.nn import Backbone, Experts, Features, Gate, PixelHead, ReleasedHead
@@ -219,6 +221,14 @@ class MoSE(Method):
                 terms["usage"] = -(usage * _log(usage)).sum()
                 total = total + share * prior * terms["usage"]
         return {"total": total, **{name: term.detach() for name, term in terms.items()}}
+
+    def merged(self, groups: Sequence[Sequence[int]], usage: Sequence[float]) -> MoSE:
+        """See :func:`ambiseg.methods.mose.merging.merged`."""
+        return merged(self, groups, usage)
+
+    def stratum_parameters(self) -> list[nn.Parameter]:
+        """The experts' Gaussians and the gate."""
+        return [*self.experts.parameters(), *self.gate.parameters()]
 
     # -- parts of the loss -----------------------------------------------------------------------------------
 
