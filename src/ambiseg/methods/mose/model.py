@@ -18,6 +18,7 @@ from ambiseg.methods.dense import BAND, DensePredictive, drawn, in_parts
 from ambiseg.methods.mose.config import MoSEConfig
 from ambiseg.methods.mose.grouping import merge_alike
 from ambiseg.methods.mose.merging import merged
+from ambiseg.methods.mose.weighting import annealed, has_valid_pixels, log_of
 from ambiseg.methods.predictive import Numbers
 from ambiseg.methods.schedules import final
 from ambiseg.nn import Backbone, Experts, Features, Gate, PixelHead, ReleasedHead
@@ -199,8 +200,8 @@ class MoSE(Method):
         grouping = threshold < 1 and config.form == "weighted" and config.objective != "all-pairs" and share < 1
         costs = self._costs(predictive, drawn.latents, annotations, grouping, pairs=share > 0)
         usage = at_least_float32(predictive.weights).mean(0) if prior > 0 else None
-        v = _annealed(annotations.mass, annealing).to(costs.cost.dtype)
-        counted = _has_valid_pixels(annotations).to(costs.cost.dtype)
+        v = annealed(annotations.mass, annealing).to(costs.cost.dtype)
+        counted = has_valid_pixels(annotations).to(costs.cost.dtype)
 
         def mean(of_images: Tensor) -> Tensor:
             return (of_images * counted).sum() / counted.sum().clamp_min(1)
@@ -208,7 +209,7 @@ class MoSE(Method):
         terms: dict[str, Tensor] = {}
         total = torch.zeros((), device=costs.cost.device)
         if share < 1:
-            rare = None if usage is None else -prior * _log(usage.detach())
+            rare = None if usage is None else -prior * log_of(usage.detach())
             terms["transport"], terms["kl"] = map(
                 mean, self._matched(costs, drawn, v, annotations, capacity, threshold, rare)
             )
@@ -218,7 +219,7 @@ class MoSE(Method):
             terms["distance"], terms["spread"] = mean(energy.distance), mean(energy.spread)
             total = total + share * mean(energy.total)
             if usage is not None:
-                terms["usage"] = -(usage * _log(usage)).sum()
+                terms["usage"] = -(usage * log_of(usage)).sum()
                 total = total + share * prior * terms["usage"]
         return {"total": total, **{name: term.detach() for name, term in terms.items()}}
 
@@ -438,22 +439,3 @@ def _backbone(backbone: str | Backbone, in_channels: int, config: MoSEConfig) ->
         name = type(backbone).__name__
         raise ValueError(f"wrap {name} as ambiseg.nn.Adapter({name.lower()}, dense=…) to use it as a backbone")
     return validate(BackboneConfig, {"name": backbone}, prefix="backbone.").build(in_channels, **_levels(config))
-
-
-def _annealed(mass: Tensor, annealing: float) -> Tensor:
-    """Annotation weights between uniform over those present (0) and their own (1)."""
-    if annealing == 1:
-        return mass
-    present = (mass > 0).to(mass.dtype)
-    return annealing * mass + (1 - annealing) * present / present.sum(1, keepdim=True)
-
-
-def _log(weights: Tensor) -> Tensor:
-    """Of weights that may have become 0."""
-    return weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
-
-
-def _has_valid_pixels(annotations: MaskDistribution) -> Tensor:
-    if annotations.valid is None:
-        return torch.ones(len(annotations), device=annotations.device)
-    return annotations.valid.flatten(1).any(1)
