@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -13,8 +13,7 @@ from torch import nn
 from ambiseg.methods.schedules import values_of
 from ambiseg.nn.experts import Experts
 
-if TYPE_CHECKING:
-    from ambiseg.methods.mose.model import MoSE
+MoSE: TypeAlias = Any  # of model.py, which imports this
 
 
 def merged(model: MoSE, groups: Sequence[Sequence[int]], usage: Sequence[float]) -> MoSE:
