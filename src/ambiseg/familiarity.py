@@ -14,13 +14,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ambiseg._util.errors import ConfigError, DataError
+from ambiseg._util.extras import require
 from ambiseg._util.files import atomic_write
 from ambiseg._util.npz import open_npz
 from ambiseg._util.progress import reporting
@@ -28,13 +29,15 @@ from ambiseg._util.reading import Unreadable, open_regular
 from ambiseg.config import Config
 from ambiseg.data.config import NEEDS_ROOT
 from ambiseg.data.loader import seed_of
-from ambiseg.data.module import DataModule
 from ambiseg.data.values import some_of
 from ambiseg.decisions.looking import area_disagreement, expected_disagreement
 from ambiseg.methods.base import Method
 from ambiseg.nn.statistics import CHANNELS, STATISTICS, Collected, input_statistics, watched_layers, watching
 from ambiseg.runs import Run, Which, is_shipped, open_run
 from ambiseg.settings import validate
+
+if TYPE_CHECKING:
+    from ambiseg.data.module import DataModule
 
 FILE = "look.npz"
 _FORMAT = "ambiseg.Look/1"
@@ -265,6 +268,9 @@ def look(
 
 def data_of(run: Run, data: Mapping[str, Any] | None, quiet: bool) -> DataModule:
     """The data that a run was made with, with its split; ``data`` are settings to change, such as ``root``."""
+    require("train")
+    from ambiseg.data.module import DataModule
+
     card = run.card
     changed = {**vars(run.config.data), "intensity": card.intensity, **(data or {})}
     config = validate(Config, {**dict(run.config), "data": changed}).data
