@@ -183,8 +183,10 @@ def test_other_weights_and_another_network_are_noticed(looked_run, tmp_path):
 
     from ambiseg.weights import write_state
 
-    state = {name: value + 0.01 if value.is_floating_point() else value
-             for name, value in load_file(folder / "best.safetensors").items()}  # fmt: skip
+    state = {name: value.clone() for name, value in load_file(folder / "best.safetensors").items()}  # not of the map
+    for value in state.values():
+        if value.is_floating_point():
+            value += 0.01
     with (folder / "best.safetensors").open("wb") as file:
         write_state(state, file, {})
     assert saved_familiarity(other) is None
