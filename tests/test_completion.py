@@ -19,8 +19,8 @@ from tests.tools import tool
 
 ASKED = {  # what is typed, the last word being completed -> what is offered
     "ambiseg ": {
-        *("demo", "train", "ensemble", "evaluate", "compare", "predict", "report", "study", "methods", "data"),
-        *("completion", "calibrate", "export", "serve", "view"),
+        *("demo", "train", "ensemble", "evaluate", "compare", "predict", "prune", "report", "study", "methods", "data"),
+        *("completion", "calibrate", "export", "look", "serve", "view"),
     },
     "ambiseg ev": {"evaluate"},
     "ambiseg train au": {"auto"},
