@@ -145,6 +145,9 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     segmented: dict[str, Any] = {"nargs": "?", "const": "masks", "choices": ("masks", "strata")}
     text = "of DICOM images a DICOM SEG: a segment for each of the masks (default) or strata, and probabilities"
     also.add_argument("--dicom-seg", **segmented, help=text)
+    also.add_argument(
+        "--page", action="store_true", help="a page in plain words: one outline, sizes, readings, whether to look"
+    )
     also.add_argument("--nifti-4d", action="store_true", help="probabilities as NIfTI with four axes, and a label map")
 
     calibrated = command.add_argument_group("guarantees").add_mutually_exclusive_group()
@@ -226,7 +229,7 @@ def _predict_into(out: Path, arguments: argparse.Namespace) -> int:
     stopped, odd = None, 0
     try:
         with reporting("predicting", silent) as report:
-            exchange = Exchange.of(arguments.dicom_seg or False, arguments.nifti_4d)
+            exchange = Exchange.of(arguments.dicom_seg or False, arguments.nifti_4d, arguments.page)
             for one in predict_each(predictor, todo, out, existing, arguments.overview, report, share, exchange):
                 lines.append((one.number, line := _line(one)))
                 odd += bool(line.get("notes"))

@@ -53,6 +53,7 @@ def predict(
     overview: bool = True,
     dicom_seg: bool | str = False,
     nifti_4d: bool = False,
+    page: bool = False,
     which: Which = "best",
     device: torch.device | str | None = None,
     card: Card | None = None,
@@ -75,6 +76,7 @@ def predict(
         dicom_seg: also write DICOM SEG that refer to the image, which must be DICOM: a segment for each of the
             ``"masks"`` (True), or of the ``"strata"``; and the probability of each class.
         nifti_4d: also write probabilities of classes and strata as NIfTI with four axes, and a label map with names.
+        page: also write ``page.html``: one outline, sizes, the readings that matter and whether a person must look.
         which: weights of the ``best`` epoch or of the ``last``; a model has its own.
         device: to compute on; None is the CPU for a run, and the device of the weights for a model.
         calibration: a file that ``ambiseg calibrate`` wrote; None: that of the run, if there is one; False: none.
@@ -95,7 +97,7 @@ def predict(
     ('background', 'foreground')
     """
     reading = {"convert": convert, "axes": axes, "axis": axis, "assume_window": assume_window, "extra": extra}
-    exchange = Exchange.of(dicom_seg, nifti_4d)
+    exchange = Exchange.of(dicom_seg, nifti_4d, page)
     reading |= {"symmetries": symmetries, "keep": keep, "consensus": consensus, "measure": measure}
     options = Options(per_stratum, samples, seed, window, overlap, merge, **reading)
     given = [images] if isinstance(images, str | os.PathLike | np.ndarray | Tensor) else list(images)

@@ -1,4 +1,4 @@
-"""The same prediction in two further forms, for other programs: DICOM SEG, and NIfTI with four axes.
+"""The same prediction in further forms: for other programs DICOM SEG and NIfTI with four axes, for people a page.
 
 ====================  =============================================================================================
 ``masks.seg.dcm``      a segment for each mask and class that is not class 0; or ``strata.seg.dcm``, one for the most
@@ -9,6 +9,7 @@
                        volume for each stratum and class
 ``labels.nii.gz``      the most probable class of each voxel, with its names in ``labels.txt`` for ITK-SNAP
 ``volumes.json``       what each volume is: classes with colours, strata with weights
+``page.html``          what the masks mean, in plain words: see :mod:`ambiseg.prediction.page`
 ====================  =============================================================================================
 """
 
@@ -31,6 +32,7 @@ from ambiseg.io.dicom_seg_writing import Segment, check_sources, write_seg
 from ambiseg.io.formats import format_of
 from ambiseg.io.source import Source
 from ambiseg.io.write import write_map
+from ambiseg.prediction.page import write_page
 from ambiseg.prediction.result import Prediction
 from ambiseg.viz.colours import distinct, label_colours, rgb
 
@@ -46,26 +48,30 @@ class Exchange:
     Args:
         dicom_seg: a DICOM SEG with a segment for each of the masks, or of the strata; and one of the marginal.
         nifti_4d: NIfTI with four axes, and a label map with names.
+        page: one page for whoever decides.
     """
 
     dicom_seg: Segmented | None = None
     nifti_4d: bool = False
+    page: bool = False
 
     @staticmethod
-    def of(dicom_seg: bool | str, nifti_4d: bool) -> Exchange:
+    def of(dicom_seg: bool | str, nifti_4d: bool, page: bool = False) -> Exchange:
         """From the arguments of :func:`ambiseg.predict`.
 
         >>> Exchange.of(True, False)
-        Exchange(dicom_seg='masks', nifti_4d=False)
+        Exchange(dicom_seg='masks', nifti_4d=False, page=False)
         """
         found = "masks" if dicom_seg is True else dicom_seg or None
         if found not in (None, *FORMS):
             raise DataError(f"dicom_seg: expected True, False, 'masks' or 'strata', found {found!r}")
-        return Exchange(found, bool(nifti_4d))  # pyright: ignore[reportArgumentType]
+        return Exchange(found, bool(nifti_4d), bool(page))  # pyright: ignore[reportArgumentType]
 
     def check(self, image: Path | Source) -> None:
         """A ``DataError`` for an image that has no such form, before anything is predicted."""
         path = image.path if isinstance(image, Source) else image
+        if self.page:
+            require("report")
         if self.nifti_4d:
             require("medical")
             kind = image.format if isinstance(image, Source) else "DICOM" if path.is_dir() else format_of(path)
@@ -85,6 +91,9 @@ def write_exchange(prediction: Prediction, folder: Path, forms: Exchange) -> dic
         about["dicom_seg"] = _write_segmentations(prediction, folder, forms.dicom_seg)
     if forms.nifti_4d:
         about["nifti_4d"] = _write_volumes(prediction, folder)
+    if forms.page:
+        write_page(prediction, folder / "page.html")
+        about["page"] = "page.html"
     return about
 
 
