@@ -95,7 +95,7 @@ def test_who_cannot_see_the_page_is_told(html):
     assert all(image["alt"].strip() for image in reader.all("img"))
     assert len(reader.all("img")) > 20
     described = reader.all("svg")
-    assert len(described) == 7
+    assert len(described) == 8
     ids = {attributes.get("id") for _, attributes in reader.found}
     for svg in described:
         assert svg["role"] == "img"
@@ -187,7 +187,16 @@ def test_figures_are_saved_for_papers(written):
     from PIL import Image
 
     folder = written.parent / "figures"
-    names = {"ged", "reliability", "experts", "empty", "training-loss", "training-validation", "training-schedules"}
+    names = {
+        "ged",
+        "reliability",
+        "looking",
+        "experts",
+        "empty",
+        "training-loss",
+        "training-validation",
+        "training-schedules",
+    }
     names |= {"case-example", "case-ambiguous", "case-best", "case-median", "case-worst"}
     assert {path.name for path in folder.iterdir()} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     for name in names:
