@@ -51,7 +51,7 @@ def settings_of(name: str) -> list[str]:
 
 
 # So that all terms of the loss are there that a method explains.
-EVERY_TERM = {"mose": ["--model.objective=energy", "--model.energy_share=0.5"]}
+EVERY_TERM = {"mose": ["--model.objective=energy", "--model.energy_share=0.5", "--model.usage_prior=0.01"]}
 
 
 class Stopped(RuntimeError):

@@ -16,7 +16,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -326,9 +326,9 @@ def test_a_signal_ends_it_in_order(tmp_path, number, code):
     command = [sys.executable, "-m", "ambiseg", "serve", "demo", "--port", "0", "--threads", "1", "--json"]
     (tmp_path / "ambiseg-serve-4194304999-x").mkdir()  # of a process that cannot be
     environment = {**os.environ, "TMPDIR": str(tmp_path), "AMBISEG_TOKEN": "some-token-or-other"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, env=environment) as process, ExitStack() as afterwards:
+        afterwards.callback(process.kill)  # a test that fails must not wait for it
         assert process.stdout is not None
         assert process.stderr is not None
         lines = ""

@@ -41,21 +41,29 @@ def show_decided(found: Evaluation, console: Console) -> None:
         unit = f" ({one.unit})" if one.unit else ""
         name = f"{one.what}{unit}" if len(found.evaluated) == 1 else f"{found.classes[one.of]} {one.what}{unit}"
         cells = [_mean(span) for span in (one.predicted, one.readers, one.crps, one.crps_of_readers)]
-        rows.append([name, *cells, "–" if at is None else _text(at.covered), "–" if at is None else _mean(at.width)])
+        rows.append([name, *cells, "–" if at is None else _share(at.covered), "–" if at is None else _mean(at.width)])
     if rows:
         console.print(f"measurements, {setting}", style="bold")
-        head = ["", "mean", f"{who}s'", "CRPS", f"a {who}'s", f"{who}s in 90 %", "width"]
+        head = ["", "mean", f"{who}s'", "CRPS", f"a {who}'s", "in 90 %", "width"]
         console.print(table(head, rows))
         text = f"CRPS: distance between the predicted distribution and each {who}'s value, in its unit; 0 is best"
         _dim(f"{text}. a {who}'s: predicted by the other {who}s", console)
-        _dim(f"{who}s in 90 %: share of their values in the predicted 90 % intervals, and the width of those", console)
+        _dim(f"in 90 %: share of the {who}s' values in the predicted 90 % intervals, and the width of those", console)
         console.print()
 
 
 def _mean(value: Span | None) -> str:
     if value is None or value.mean is None:
         return "–"
-    return f"{value.mean:.4g}" if abs(value.mean) >= 1000 else f"{value.mean:.3f}"
+    return f"{value.mean:.4g}" if abs(value.mean) >= 10 else f"{value.mean:.3f}"
+
+
+def _share(value: Span) -> str:
+    """As per cent, with its interval: a table has to fit into 80 columns."""
+    if value.mean is None:
+        return "–"
+    span = "" if value.low is None or value.high is None else f" [{100 * value.low:.0f}, {100 * value.high:.0f}]"
+    return f"{100 * value.mean:.0f} %{span}"
 
 
 def _text(value: Span) -> str:

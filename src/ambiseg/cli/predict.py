@@ -119,8 +119,8 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     masks.add_argument("--symmetries", type=int, choices=SYMMETRIES, default=1, help=symmetries)
     keep = "the K masks that stand best for about 100, with their weights (default: all that are drawn)"
     masks.add_argument("--keep", type=whole(1, SAMPLES), metavar="K", help=keep)
-    rule = "one mask as well, by RULE: dice, iou, marginal, majority, union, intersection, staple; may be repeated"
-    masks.add_argument("--consensus", action="append", type=word, metavar="RULE", help=rule)
+    rule = "one mask as well, by RULE: dice, iou, marginal, majority, union, intersection, staple; or several of them"
+    masks.add_argument("--consensus", nargs="+", type=word, metavar="RULE", help=rule)
     measure = "write measurements.csv and .json: presence, size, diameters, number of objects, with distributions"
     masks.add_argument("--measure", action="store_true", help=measure)
     masks.add_argument("--no-merge", dest="merge", **no, help="keep equal masks apart instead of adding their weights")

@@ -67,7 +67,7 @@ def add_running(command: Any) -> None:
     seconds = "that one prediction may take (default: 600)"
     limits.add_argument("--timeout", type=number(0.1, 1e6), metavar="S", default=600.0, help=seconds)
     limits.add_argument(
-        "--keep", type=whole(1, 10_000), metavar="N", default=16, help="finished results to hold (default: 16)"
+        "--results", type=whole(1, 10_000), metavar="N", default=16, help="finished results to hold (default: 16)"
     )
     add_limit(limits)
     running = command.add_argument_group("running")
@@ -132,7 +132,7 @@ def prepared(arguments: argparse.Namespace, token: str | None, extra: Any = ()) 
         upload=arguments.max_upload << 20,
         queue=arguments.queue,
         seconds=arguments.timeout,
-        kept=arguments.keep,
+        kept=arguments.results,
         batch=arguments.batch,
     )
     hosts = [*LOOPBACK, *arguments.allow_host]

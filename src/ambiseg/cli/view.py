@@ -39,7 +39,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     command.add_argument("places", type=path, nargs="*", metavar="RUN|IMAGE|PREDICTIONS", help=places)
     command.add_argument("--with", dest="other", type=path, metavar="RUN", help="a second run, side by side")
     data = "annotated data; or nodules, shapes of the package; without a run, the readers alone"
-    command.add_argument("--data", type=path, metavar="PATH", help=data)
+    command.add_argument("--data", type=path, metavar="ROOT", help=data)
     part = "of the run's data that is listed (default: test)"
     command.add_argument("--split", type=word, metavar="PART", default="test", help=part)
     dicom = "what the DICOM files of a folder are (default: series)"

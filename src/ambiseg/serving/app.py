@@ -105,9 +105,9 @@ def _runs(process: int) -> bool:
         return True
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # no process has a number that large
         return False
-    except (OSError, OverflowError):
+    except OSError:  # of another user
         return True
     return True
 
