@@ -11,7 +11,8 @@ from ambiseg.data.case import Case, Cases
 from ambiseg.data.loader import Window
 from ambiseg.evaluation.anchors import AnchorScores, anchor_scores, anchors_of, constant_mask, verdict
 from ambiseg.evaluation.overlaps import region_iou
-from ambiseg.evaluation.results import AnchorKey, Mean
+from ambiseg.evaluation.records import Mean
+from ambiseg.evaluation.results import AnchorKey
 from ambiseg.evaluation.summary import mean_of
 from ambiseg.overlap import pairwise_iou
 

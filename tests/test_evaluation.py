@@ -24,7 +24,7 @@ from ambiseg.data.loader import seed_of
 from ambiseg.data.module import DataModule
 from ambiseg.data.sets.shapes import Shapes
 from ambiseg.evaluation import METRICS, Evaluation, evaluate, evaluation_path, saved_evaluation
-from ambiseg.evaluation.results import Interval, Mean
+from ambiseg.evaluation.records import Interval, Mean
 from ambiseg.evaluation.scoring import ScoredCase, ScoringRules, score_batch, score_masks
 from ambiseg.evaluation.summary import mean_of, summarise
 from ambiseg.methods.base import Stratified

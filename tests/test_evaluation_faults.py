@@ -12,7 +12,7 @@ import pytest
 from ambiseg._util.errors import ConfigError, DataError
 from ambiseg.cli import main
 from ambiseg.evaluation import Evaluation, evaluate
-from ambiseg.evaluation.results import Interval
+from ambiseg.evaluation.records import Interval
 
 # What version 0.1 wrote for one image of two modes and two experts.
 OLD = """

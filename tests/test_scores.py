@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ambiseg.cli.scores import show
 from ambiseg.evaluation import evaluate
-from ambiseg.evaluation.results import Interval
+from ambiseg.evaluation.records import Interval
 from tests.test_evaluation import scored_case, summary
 
 

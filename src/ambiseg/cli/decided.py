@@ -10,7 +10,7 @@ from ambiseg._util.tables import table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ambiseg.evaluation.decided import Span
+    from ambiseg.evaluation.records import Mean
     from ambiseg.evaluation.results import Evaluation
 
 
@@ -22,7 +22,7 @@ def show_decided(found: Evaluation, console: Console) -> None:
     surfaces = [key for key in ("hd95", "assd") if any(key in one.readers for one in decided.consensus)]
     rows = []
     for one in decided.consensus:
-        cells = [_mean(one.expected.get("dice")), _text(one.readers["dice"]), _mean(one.readers["iou"])]
+        cells = [_mean(one.expected.get("dice")), one.readers["dice"].text, _mean(one.readers["iou"])]
         cells += [_mean(one.majority.get("dice"))] + [_mean(one.readers.get(key)) for key in surfaces]
         rows.append([f"a single {who}" if one.how == "reader" else one.how, *cells])
     setting = decided.setting.replace("-", " ")
@@ -52,25 +52,18 @@ def show_decided(found: Evaluation, console: Console) -> None:
         console.print()
 
 
-def _mean(value: Span | None) -> str:
+def _mean(value: Mean | None) -> str:
     if value is None or value.mean is None:
         return "–"
     return f"{value.mean:.4g}" if abs(value.mean) >= 10 else f"{value.mean:.3f}"
 
 
-def _share(value: Span) -> str:
+def _share(value: Mean) -> str:
     """As per cent, with its interval: a table has to fit into 80 columns."""
     if value.mean is None:
         return "–"
     span = "" if value.low is None or value.high is None else f" [{100 * value.low:.0f}, {100 * value.high:.0f}]"
     return f"{100 * value.mean:.0f} %{span}"
-
-
-def _text(value: Span) -> str:
-    if value.mean is None or value.low is None or value.high is None:
-        return _mean(value)
-    digits = 0 if abs(value.mean) >= 1000 else 1 if abs(value.mean) >= 100 else 3
-    return f"{value.mean:.{digits}f} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
 
 
 def _dim(text: str, console: Console) -> None:

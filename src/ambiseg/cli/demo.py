@@ -11,7 +11,6 @@ from typing import Any
 from ambiseg._util.processes import first_process, program
 from ambiseg._util.text import count
 from ambiseg.cli.options import add_device, add_json, add_limit, check_json, emit, path
-from ambiseg.cli.scores import interval
 from ambiseg.cli.train import settings_of
 
 
@@ -76,7 +75,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     found = {"run": out, "evaluation": evaluation_path(run), "report": page, "samples": setting.samples}
     if emit(arguments, {**found, "images": results.images, "ged": score.model_dump()}):
         shown = f"GED({setting.samples}) on {results.images} test nodules"
-        print(f"\n{shown} of {count(results.patients, 'patient')}: {interval(score)}")
+        print(f"\n{shown} of {count(results.patients, 'patient')}: {score.text}")
         print(f"look at   {page}")
         typed, folder = program(), shlex.quote(str(out))
         print(f"predict   {typed} predict {folder} sample --out predictions/")

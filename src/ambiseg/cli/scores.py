@@ -12,8 +12,8 @@ from ambiseg.cli.decided import show_decided
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ambiseg.evaluation.looking import Looking, Span
-    from ambiseg.evaluation.results import Evaluation, Interval, Modes, SettingScores, Strata
+    from ambiseg.evaluation.looking import Looking
+    from ambiseg.evaluation.results import Evaluation, Modes, SettingScores, Strata
 
 TITLES: dict[str, str] = {
     "ged": "GED",
@@ -88,7 +88,7 @@ def _show_anchors(found: Evaluation, console: Console) -> None:
     lines.sort(key=lambda line: float("inf") if line[1].mean is None else line[1].mean)
     longest = max(ged.mean or 0 for _, ged, _ in lines) or 1.0
     rows = [
-        [name, interval(ged), "█" * max(0, round(_BAR * (ged.mean or 0) / longest)), _number(iou and iou.mean)]
+        [name, ged.text, "█" * max(0, round(_BAR * (ged.mean or 0) / longest)), _number(iou and iou.mean)]
         for name, ged, iou in lines
     ]
     masks = f"{setting.samples} masks, {setting.form} form"
@@ -110,7 +110,7 @@ def _show_averages(found: Evaluation, console: Console) -> None:
     for start in range(0, len(found.settings), fits):
         part = found.settings[start : start + fits]
         rows = [
-            [title, *(interval(s.score(metric)) for s in part), _number(own[metric]) if metric in own else ""]
+            [title, *(s.score(metric).text for s in part), _number(own[metric]) if metric in own else ""]
             for metric, title in TITLES.items()
         ]
         rows.insert(list(TITLES).index("ece") + 1, ["  of pixels", *(percent(s.ece_share) for s in part), ""])
@@ -128,7 +128,7 @@ def _show_looking(looking: Looking, annotator: str, console: Console) -> None:
     from ambiseg.evaluation.looking import LOSSES
 
     rows = [
-        [_against(one.loss, annotator), interval(one.aurc), interval(one.excess)]
+        [_against(one.loss, annotator), one.aurc.text, one.excess.text]
         + [_number(value) for value in (one.random, one.oracle)]
         for one in looking.shown
     ]
@@ -167,7 +167,7 @@ def _show_buckets(found: Evaluation, console: Console) -> None:
         [
             str(bucket.readers),
             f"{bucket.images:,}",
-            *(interval(bucket.metrics[metric]) for metric in ("ged", "matched_iou")),
+            *(bucket.metrics[metric].text for metric in ("ged", "matched_iou")),
             *(_number(bucket.metrics[metric].mean) for metric in ("diversity", "empty_mass")),
         ]
         for bucket in first.buckets
@@ -192,7 +192,7 @@ def _show_strata(strata: Strata, annotator: str, console: Console) -> None:
     rows = [
         [
             str(k + 1),
-            interval(weight),
+            weight.text,
             f"{'█' * round(12 * (weight.mean or 0)):<12}",
             *(_number(bucket.mean[k]) for bucket in shown),
         ]
@@ -225,13 +225,6 @@ def _headline(found: Evaluation) -> SettingScores:
 def _wrapped(text: str, console: Console, indent: str = "", style: str | None = None) -> None:
     for line in textwrap.wrap(text, console.width, initial_indent=indent, subsequent_indent=indent * 2):
         console.print(line, style=style)
-
-
-def interval(value: Interval | Span) -> str:
-    """``0.190 [0.178, 0.203]``; the mean alone where one patient gives no interval."""
-    if value.low is None:
-        return _number(value.mean)
-    return f"{_number(value.mean)} [{_number(value.low)}, {_number(value.high)}]"
 
 
 def _number(value: float | None) -> str:

@@ -7,28 +7,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import write_text
 from ambiseg._util.progress import progress
 from ambiseg._util.reading import read_json, validated
+from ambiseg._util.records import Number, Record
 from ambiseg.comparison.looking import Area, areas
 from ambiseg.comparison.scores import Aggregate, Entry, aggregate, check_comparable, difference, setting_of
 from ambiseg.comparison.sources import Scored
 from ambiseg.comparison.timing import Timing
 from ambiseg.evaluation.looking import LossKey
-from ambiseg.evaluation.results import METRICS, Evaluation, Number
+from ambiseg.evaluation.results import METRICS, Evaluation
 from ambiseg.methods.drawing import FORMS
 
 FORMAT = "ambiseg.Comparison/1"
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Value(_Record):
+class Value(Record):
     """A mean with its 95 % interval over patients and seeds; see :class:`~ambiseg.comparison.scores.Aggregate`."""
 
     mean: Number
@@ -47,7 +44,7 @@ class Value(_Record):
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
-class Score(_Record):
+class Score(Record):
     """A metric of a method in one form, and its difference to the baseline.
 
     ``samples`` masks were asked for, and ``masks`` there are. ``against`` is the form of the baseline's masks, which is
@@ -64,7 +61,7 @@ class Score(_Record):
     against: Literal["standard", "compact"] | None
 
 
-class Method(_Record):
+class Method(Record):
     """One method: its runs, and what it costs. ``None`` is what is not known.
 
     ``training_minutes`` are CPU minutes of one training, the mean over seeds; ``mask_seconds`` the CPU seconds of 16
@@ -83,7 +80,7 @@ class Method(_Record):
     mask_ratio: Number = None
 
 
-class LookRow(_Record):
+class LookRow(Record):
     """AURC of a method: the mean loss of the images that are left to it, those it is surest of first.
 
     ``loss`` is ``readers``, how much the readers really disagreed, or ``ged``, what the method's masks get wrong.
@@ -95,7 +92,7 @@ class LookRow(_Record):
     difference: Value | None
 
 
-class CaseRow(_Record):
+class CaseRow(Record):
     """One image: how its readers differ, and the GED of each method, the mean over seeds, in order."""
 
     name: str
@@ -106,7 +103,7 @@ class CaseRow(_Record):
     ged: list[Number]
 
 
-class Comparison(_Record):
+class Comparison(Record):
     """All numbers of a comparison.
 
     Attributes:
@@ -136,7 +133,7 @@ class Comparison(_Record):
     methods: list[Method] = Field(min_length=1)
     scores: list[Score]
     cases: list[CaseRow]
-    looking: list[LookRow] = []
+    looking: list[LookRow] = Field(default_factory=list)
 
     def score(self, method: str, form: str, samples: int, metric: str) -> Score | None:
         """One of the scores; ``None`` where there are no such masks."""

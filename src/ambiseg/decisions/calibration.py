@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from ambiseg import __version__
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.files import write_text
 from ambiseg._util.reading import read_json
+from ambiseg._util.records import Record
 from ambiseg._util.text import percent
 from ambiseg.decisions.conformal import (
     LEVELS,
@@ -53,14 +54,10 @@ Readers: TypeAlias = Literal["all", "marked"]
 STATEMENTS = ("inner and outer", "outer", "inner", "found", "sure", "area", "strata")
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
 _Level = Field(ge=0, le=1)
 
 
-class ClassThresholds(_Record):
+class ClassThresholds(Record):
     """Of one class: levels of its marginal, and how far an interval of √area (in pixels) is widened."""
 
     id: int = Field(ge=0)
@@ -74,7 +71,7 @@ class ClassThresholds(_Record):
     area: float
 
 
-class Checked(_Record):
+class Checked(Record):
     """How often a statement held on another part: a mean over patients with its 95 % interval."""
 
     part: str
@@ -82,7 +79,7 @@ class Checked(_Record):
     statements: dict[str, dict[str, tuple[float, float | None, float | None]]]
 
 
-class Calibration(_Record):
+class Calibration(Record):
     """What ``ambiseg calibrate`` stores in a run.
 
     ``weights`` is the fingerprint of the model's weights; ``per_stratum`` or ``samples``, ``seed`` and ``symmetries``
@@ -109,7 +106,7 @@ class Calibration(_Record):
     classes: list[ClassThresholds]
     stratum: str = ""
     strata: float | None = None
-    guarantees: list[str] = []
+    guarantees: list[str] = Field(default_factory=list)
     checked: Checked | None = None
     version: str = __version__
 

@@ -17,7 +17,8 @@ from ambiseg._util.text import count
 from ambiseg.data.case import Cases
 from ambiseg.data.loader import Window, middle
 from ambiseg.evaluation.overlaps import region_iou
-from ambiseg.evaluation.results import Anchor, AnchorKey, Mean
+from ambiseg.evaluation.records import Mean
+from ambiseg.evaluation.results import Anchor, AnchorKey
 from ambiseg.masks import MaskDistribution
 from ambiseg.metrics import PROTOCOLS, bootstrap
 from ambiseg.overlap import regions_of

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict
-
-Number: TypeAlias = Annotated[float | None, BeforeValidator(lambda value: None if value != value else value)]
+from ambiseg._util.records import Record
+from ambiseg.evaluation.records import Mean
 
 OVERLAPS = ("dice", "iou")
 SURFACES = ("hd95", "assd")
@@ -14,28 +11,7 @@ READER = "reader"
 """The row of one reader, whose mask is compared with those of the others."""
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Span(_Record):
-    """A mean over images with its 95 % interval over patients, and how many images have a value."""
-
-    mean: Number
-    low: Number
-    high: Number
-    count: int
-
-    @property
-    def text(self) -> str:
-        """``0.812 [0.790, 0.833]``"""
-        if self.mean is None:
-            return "–"
-        mean = f"{self.mean:.4g}" if abs(self.mean) >= 1000 else f"{self.mean:.3f}"
-        return mean if self.low is None or self.high is None else f"{mean} [{self.low:.3f}, {self.high:.3f}]"
-
-
-class ConsensusScores(_Record):
+class ConsensusScores(Record):
     """One mask of each image.
 
     Attributes:
@@ -47,20 +23,20 @@ class ConsensusScores(_Record):
     """
 
     how: str
-    expected: dict[str, Span]
-    readers: dict[str, Span]
-    majority: dict[str, Span]
+    expected: dict[str, Mean]
+    readers: dict[str, Mean]
+    majority: dict[str, Mean]
 
 
-class Coverage(_Record):
+class Coverage(Record):
     """How many of the readers' values are in the central interval of the prediction, and how wide it is."""
 
     level: float
-    covered: Span
-    width: Span
+    covered: Mean
+    width: Mean
 
 
-class MeasureScores(_Record):
+class MeasureScores(Record):
     """One measurement of one class.
 
     Attributes:
@@ -74,10 +50,10 @@ class MeasureScores(_Record):
     of: int
     what: str
     unit: str
-    predicted: Span
-    readers: Span
-    crps: Span
-    crps_of_readers: Span
+    predicted: Mean
+    readers: Mean
+    crps: Mean
+    crps_of_readers: Mean
     pit: list[float]
     coverage: list[Coverage]
 
@@ -86,7 +62,7 @@ class MeasureScores(_Record):
         return next((one for one in self.coverage if abs(one.level - level) < 1e-9), None)
 
 
-class Decided(_Record):
+class Decided(Record):
     """Everything that is made of the masks of one setting.
 
     Attributes:

@@ -24,8 +24,8 @@ from ambiseg.evaluation.decided import (
     Coverage,
     Decided,
     MeasureScores,
-    Span,
 )
+from ambiseg.evaluation.records import Mean
 from ambiseg.masks import MaskDistribution, common_valid
 from ambiseg.metrics import bootstrap
 from ambiseg.overlap import pairwise_iou
@@ -200,11 +200,11 @@ def summarise_decided(
     if len(known) < len(cases) or len({case.setting for case in known}) != 1:
         return None
 
-    def span(values: Sequence[float]) -> Span:
+    def span(values: Sequence[float]) -> Mean:
         found = bootstrap(values, patients, resamples=_RESAMPLES)
-        return Span(mean=found.mean, low=found.low, high=found.high, count=int((~np.isnan(values)).sum()))
+        return Mean(mean=found.mean, low=found.low, high=found.high, count=int((~np.isnan(values)).sum()))
 
-    def spans(how: str, start: str) -> dict[str, Span]:
+    def spans(how: str, start: str) -> dict[str, Mean]:
         keys = [f"{start} {key}" for key in (*OVERLAPS, *SURFACES) if f"{start} {key}" in known[0].consensus[how]]
         return {key.split()[1]: span([case.consensus[how][key] for case in known]) for key in keys}
 

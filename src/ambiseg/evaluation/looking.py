@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from ambiseg._util.records import Number, Record
+from ambiseg.evaluation.records import Interval
 
-Number: TypeAlias = Annotated[float | None, BeforeValidator(lambda value: None if value != value else value)]
 ScoreKey: TypeAlias = Literal["pairs", "areas"]
 LossKey: TypeAlias = Literal["readers", "ged"]
 
@@ -20,19 +20,7 @@ LOSSES: dict[LossKey, str] = {
 }
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Span(_Record):
-    """A number with its 95 % interval over patients."""
-
-    mean: Number
-    low: Number
-    high: Number
-
-
-class RiskCurve(_Record):
+class RiskCurve(Record):
     """Mean loss of the images left to the model, by their share: in the order of the score, and of the loss itself."""
 
     coverage: list[float]
@@ -40,21 +28,21 @@ class RiskCurve(_Record):
     oracle: list[float]
 
 
-class Selection(_Record):
+class Selection(Record):
     """What one order of the images is worth against one loss; see :class:`ambiseg.decisions.looking.Selective`."""
 
     score: ScoreKey
     loss: LossKey
     images: int
-    aurc: Span
-    excess: Span
+    aurc: Interval
+    excess: Interval
     random: Number
     oracle: Number
     gain: Number
     curve: RiskCurve
 
 
-class Looking(_Record):
+class Looking(Record):
     """Both scores of all images against both losses.
 
     Attributes:

@@ -11,17 +11,19 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import Field
 
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import write_text
 from ambiseg._util.reading import read_json, validated
+from ambiseg._util.records import Number, Record
 from ambiseg._util.text import percent, shape_text
 from ambiseg.evaluation.coherence import incoherent
 from ambiseg.evaluation.decided import Decided
 from ambiseg.evaluation.looking import Looking
+from ambiseg.evaluation.records import Interval, Mean
 from ambiseg.methods.formats import evaluation_of_format_1
 
 FORMAT = "ambiseg.Evaluation/3"
@@ -37,29 +39,8 @@ METRICS = (
 )
 """What every image is scored by; docs/evaluate.md defines each."""
 
-Number: TypeAlias = Annotated[float | None, BeforeValidator(lambda value: None if value != value else value)]
-"""A number, or ``None`` where there is no value; nan becomes ``None``."""
 
-
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Interval(_Record):
-    """A number with its 95 % interval over patients."""
-
-    mean: Number
-    low: Number
-    high: Number
-
-
-class Mean(Interval):
-    """A mean over images, and how many images have a value."""
-
-    count: int
-
-
-class Region(_Record):
+class Region(Record):
     """Which pixels of the images are scored.
 
     ``kind`` is ``whole`` or ``middle``; ``size``, height and width of the middle; ``share``, the scored part of all
@@ -85,7 +66,7 @@ class Region(_Record):
 AnchorKey: TypeAlias = Literal["perfect", "reader", "consensus", "constant", "empty"]
 
 
-class Anchor(_Record):
+class Anchor(Record):
     """What something simple, or perfect, scores on the same images: what a model's number is compared with.
 
     ``samples`` is the number of masks that its score depends on; ``None`` where it depends on none.
@@ -99,7 +80,7 @@ class Anchor(_Record):
     samples: int | None = None
 
 
-class Bucket(_Record):
+class Bucket(Record):
     """The images in which ``readers`` readers drew any evaluated class."""
 
     readers: int
@@ -108,7 +89,7 @@ class Bucket(_Record):
     ece: Interval
 
 
-class Reliability(_Record):
+class Reliability(Record):
     """Pixels of all images binned by predicted probability: mean, accuracy and share of pixels of each bin."""
 
     edges: list[float]
@@ -117,7 +98,7 @@ class Reliability(_Record):
     weight: list[Number]
 
 
-class EmptyBin(_Record):
+class EmptyBin(Record):
     """The images whose predicted probability of an empty mask is in (low, high], 0 in the first of them."""
 
     low: float
@@ -127,7 +108,7 @@ class EmptyBin(_Record):
     readers: float  # mean share of the readers who drew nothing
 
 
-class EmptyMasks(_Record):
+class EmptyMasks(Record):
     """How the probability of an empty mask follows the share of readers who drew none, over images.
 
     ``calibration`` has the bins that hold an image; it is empty where no reader drew nothing and no mask is empty.
@@ -135,10 +116,10 @@ class EmptyMasks(_Record):
 
     correlation: Number
     error: Number  # mean absolute difference
-    calibration: list[EmptyBin] = []
+    calibration: list[EmptyBin] = Field(default_factory=list)
 
 
-class SettingScores(_Record):
+class SettingScores(Record):
     """One form and number of samples. ``metrics`` has all of ``METRICS`` except ``ece``, which pools all pixels.
 
     ``ece_share`` is the share of the scored pixels that ``ece`` rests on, those that are in one of its bins; where it
@@ -170,7 +151,7 @@ def headline(settings: Sequence[SettingScores], samples: int) -> SettingScores:
     return next((s for s in standard if s.samples == samples), (standard or settings)[0])
 
 
-class CaseScores(_Record):
+class CaseScores(Record):
     """One image: how its readers differ, the weights of the strata, and its scores by setting and metric."""
 
     name: str
@@ -183,7 +164,7 @@ class CaseScores(_Record):
     scores: dict[str, dict[str, Number]]
 
 
-class StrataBucket(_Record):
+class StrataBucket(Record):
     """Mean weights of the strata in the images in which ``readers`` readers drew any evaluated class."""
 
     readers: int
@@ -193,7 +174,7 @@ class StrataBucket(_Record):
     empty_share: Number = None
 
 
-class Strata(_Record):
+class Strata(Record):
     """How often the model uses each of its K strata: ``[K]`` mean weights with their intervals."""
 
     name: str  # what the method calls a stratum
@@ -210,7 +191,7 @@ class Strata(_Record):
         return [Interval(mean=m, low=a, high=b) for m, a, b in zip(self.mean, self.low, self.high, strict=True)]
 
 
-class FlipScores(_Record):
+class FlipScores(Record):
     """How often the pixels of class ``name`` are of class ``to``: in the annotations and in the predictions."""
 
     name: str
@@ -220,7 +201,7 @@ class FlipScores(_Record):
     predicted: Number
 
 
-class ModeShares(_Record):
+class ModeShares(Record):
     """Share of the predicted masks that are nearest to each mode, and the total variation from the truth."""
 
     ratio: list[float]
@@ -239,15 +220,18 @@ class Modes(ModeShares):
     probability: list[float]  # [M] in the annotations
     flips: list[FlipScores]
     by_setting: dict[str, ModeShares]
-    strata_iou: list[list[float]] = []  # [K][M] mean IoU of each stratum's masks with each mode
-    nearest: list[list[float]] = []  # [K][M] share of each stratum's masks that are nearest to each mode
-    weights: list[float] = []  # [K] mean weight of each stratum
-    matching: list[int | None] = []  # [M] the stratum of each mode, from 0, one to one; None for a mode without
+    # [K][M] mean IoU of each stratum's masks with each mode
+    strata_iou: list[list[float]] = Field(default_factory=list)
+    # [K][M] share of each stratum's masks that are nearest to each mode
+    nearest: list[list[float]] = Field(default_factory=list)
+    weights: list[float] = Field(default_factory=list)  # [K] mean weight of each stratum
+    # [M] the stratum of each mode, from 0, one to one; None for a mode without
+    matching: list[int | None] = Field(default_factory=list)
     found: int | None = None  # number of modes that some stratum draws more often than any other mode
     correlation: Number = None  # of the probabilities of the modes and the weights of their strata
 
 
-class Folds(_Record):
+class Folds(Record):
     """Which folds of a cross-validation were pooled, and the run of each.
 
     >>> print(Folds(count=3, folds=[1, 3], runs=["runs/f1", "runs/f3"]))
@@ -257,7 +241,7 @@ class Folds(_Record):
     count: int
     folds: list[int]
     runs: list[str]
-    differing: list[str] = []  # settings that are not the same in all runs
+    differing: list[str] = Field(default_factory=list)  # settings that are not the same in all runs
 
     @property
     def missing(self) -> list[int]:
@@ -270,7 +254,7 @@ class Folds(_Record):
         return f"folds {listed} of {self.count}; missing: {', '.join(map(str, self.missing))}"
 
 
-class Evaluation(_Record):
+class Evaluation(Record):
     """All numbers of an evaluation.
 
     Attributes:
@@ -311,7 +295,7 @@ class Evaluation(_Record):
     unit: str = "patient"
     annotator: str = "reader"
     region: Region | None = None
-    anchors: list[Anchor] = []
+    anchors: list[Anchor] = Field(default_factory=list)
     verdict: str = ""
     classes: list[str]
     evaluated: list[int]

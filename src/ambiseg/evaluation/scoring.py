@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from ambiseg._util.errors import ConfigError
+from ambiseg._util.records import Number
 from ambiseg.data.case import Flip
 from ambiseg.data.loader import Batch, seed_of
 from ambiseg.evaluation.anchors import AnchorScores, anchor_scores
 from ambiseg.evaluation.deciding import DecidedCase, DecisionRules, decide
 from ambiseg.evaluation.modes import ModeScores, score_modes
-from ambiseg.evaluation.results import METRICS, CaseScores, Number
+from ambiseg.evaluation.results import METRICS, CaseScores
 from ambiseg.evaluation.selecting import area_scores
 from ambiseg.masks import MaskDistribution, exact
 from ambiseg.methods.base import Predictive, Stratified

@@ -10,9 +10,10 @@ import numpy as np
 
 from ambiseg.config import EvaluationConfig
 from ambiseg.decisions.looking import area_disagreement, risk_coverage, selective
-from ambiseg.evaluation.looking import LOSSES, Looking, LossKey, RiskCurve, ScoreKey, Selection, Span
+from ambiseg.evaluation.looking import LOSSES, Looking, LossKey, RiskCurve, ScoreKey, Selection
+from ambiseg.evaluation.records import Interval
 from ambiseg.evaluation.results import CaseScores, Evaluation, SettingScores, headline
-from ambiseg.intervals import Interval
+from ambiseg.intervals import Interval as Bootstrapped
 from ambiseg.masks import MaskDistribution
 from ambiseg.overlap import common_valid
 
@@ -89,8 +90,8 @@ def _selection(
         score=score,
         loss=loss,
         images=found.images,
-        aurc=_span(found.aurc),
-        excess=_span(found.excess),
+        aurc=_interval(found.aurc),
+        excess=_interval(found.excess),
         random=found.random,
         oracle=found.oracle,
         gain=found.gain,
@@ -98,5 +99,5 @@ def _selection(
     )
 
 
-def _span(found: Interval) -> Span:
-    return Span(mean=found.mean, low=found.low, high=found.high)
+def _interval(found: Bootstrapped) -> Interval:
+    return Interval(mean=found.mean, low=found.low, high=found.high)

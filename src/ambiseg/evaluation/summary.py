@@ -15,6 +15,7 @@ from ambiseg.data.sets.street.flips import happening, mode_weights
 from ambiseg.evaluation.anchors import AnchorScores, anchors_of, verdict
 from ambiseg.evaluation.deciding import DecisionRules, summarise_decided
 from ambiseg.evaluation.modes import ModeScores
+from ambiseg.evaluation.records import Interval, Mean
 from ambiseg.evaluation.results import (
     METRICS,
     Bucket,
@@ -23,8 +24,6 @@ from ambiseg.evaluation.results import (
     EmptyMasks,
     Evaluation,
     FlipScores,
-    Interval,
-    Mean,
     Modes,
     ModeShares,
     Reliability,

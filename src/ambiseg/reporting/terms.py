@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ambiseg.evaluation.results import Evaluation, Interval, SettingScores
+from ambiseg.evaluation.records import Interval
+from ambiseg.evaluation.results import Evaluation, SettingScores
 from ambiseg.viz.page import number, share
 
 
