@@ -135,7 +135,7 @@ def test_files_are_evaluated_and_the_record_is_read_again(folders, tmp_path):
 
 def test_the_command_shows_it(folders, capsys):
     arguments = ["evaluate", "--predictions", str(folders / "mine"), "--truth", str(folders / "truth")]
-    assert main([*arguments, "--spacing", "0.5", "--consensus", "dice", "union"]) == 0
+    assert main([*arguments, "--spacing", "0.5", "--consensus", "dice,union"]) == 0
     shown = capsys.readouterr().out
     assert "one mask of each image, files 4" in shown
     assert "size (mm²)" in shown

@@ -271,4 +271,14 @@ def test_the_command(scan, tmp_path, capsys):
     assert segments(folder).number_of_segments == kept.count
     assert (folder / "labels.nii.gz").exists()
     with pytest.raises(SystemExit, match="2"):
-        main([*command, "--overwrite", "--dicom-seg", "all"])
+        main([*command, "--overwrite", "--dicom-seg", "--dicom-seg-strata"])
+
+
+@pytest.mark.parametrize("given", [["--dicom-seg"], ["--dicom-seg-strata"], ["--consensus", "dice,iou"]])
+def test_an_image_after_an_option_is_an_image(given, tmp_path, capsys, monkeypatch):
+    """Whatever it is called."""
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "strata", np.zeros((8, 8), np.uint8), format="PNG")
+    assert main(["predict", "demo", *given, "strata"]) == 2
+    assert "strata: expected" in capsys.readouterr().err
+    assert not (tmp_path / "predictions").exists()

@@ -32,6 +32,7 @@ from ambiseg.cli.options import (
     placed,
     whole,
     word,
+    words,
 )
 from ambiseg.cli.scores import show
 
@@ -92,7 +93,7 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     made.add_argument("--symmetries", type=int, choices=SYMMETRIES, help=symmetries)
     made.add_argument("--whole", action="store_true", default=None, help="score whole images, whatever the run did")
     rule = "rules whose single masks are scored (default: all but staple)"
-    made.add_argument("--consensus", nargs="+", type=word, metavar="RULE", help=rule)
+    made.add_argument("--consensus", action="extend", type=words, metavar="RULE[,RULE…]", help=rule)
     surfaces = "score them by the distances of outlines as well: HD95, ASSD (needs MONAI)"
     made.add_argument("--surfaces", action="store_true", default=None, help=surfaces)
     spacing = "of the pixels in mm, down and across or one for both (default: pixels)"

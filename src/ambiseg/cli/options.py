@@ -98,6 +98,15 @@ def word(text: str) -> str:
     return text
 
 
+def words(text: str) -> list[str]:
+    """The type of an option that is several names in one word, so that it takes no argument after it for a name.
+
+    >>> words("dice,iou")
+    ['dice', 'iou']
+    """
+    return [word(part) for part in text.split(",")]
+
+
 def path(text: str) -> str:
     """The type of an option or argument that is a file or a folder; ``~`` is the user's own, whatever the shell does.
 

@@ -35,6 +35,7 @@ from ambiseg.cli.options import (
     placed,
     whole,
     word,
+    words,
 )
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ _SHELL = {  # arguments of functions that error messages name, as they are typed
     r"\bper_stratum=(\d+)": r"--per-stratum \1",
     r"\bsamples=(\d+)": r"--samples \1",
     "set samples instead": "use --samples",
-    "dicom_seg='masks'": "--dicom-seg masks",
+    "dicom_seg='masks'": "--dicom-seg",
     "calibration=False": "--no-calibration",
     "for assume_window": "for --assume-window",
     "whose folder extra names": "whose folder --extra names",
@@ -119,8 +120,8 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     masks.add_argument("--symmetries", type=int, choices=SYMMETRIES, default=1, help=symmetries)
     keep = "the K masks that stand best for about 100, with their weights (default: all that are drawn)"
     masks.add_argument("--keep", type=whole(1, SAMPLES), metavar="K", help=keep)
-    rule = "one mask as well, by RULE: dice, iou, marginal, majority, union, intersection, staple; or several of them"
-    masks.add_argument("--consensus", nargs="+", type=word, metavar="RULE", help=rule)
+    rule = "one mask as well, by RULE: dice, iou, marginal, majority, union, intersection, staple; several with commas"
+    masks.add_argument("--consensus", action="extend", type=words, metavar="RULE[,RULE…]", help=rule)
     measure = "write measurements.csv and .json: presence, size, diameters, number of objects, with distributions"
     masks.add_argument("--measure", action="store_true", help=measure)
     masks.add_argument("--no-merge", dest="merge", **no, help="keep equal masks apart instead of adding their weights")
@@ -142,9 +143,10 @@ def add(commands: Any, formatter: type[argparse.HelpFormatter]) -> None:
     add_limit(images)
 
     also = command.add_argument_group("further files")
-    segmented: dict[str, Any] = {"nargs": "?", "const": "masks", "choices": ("masks", "strata")}
-    text = "of DICOM images a DICOM SEG: a segment for each of the masks (default) or strata, and probabilities"
-    also.add_argument("--dicom-seg", **segmented, help=text)
+    segments, into = also.add_mutually_exclusive_group(), {"dest": "dicom_seg", "action": "store_const"}
+    text = "of DICOM images a DICOM SEG: a segment for each mask, and probabilities"
+    segments.add_argument("--dicom-seg", **into, const="masks", help=text)
+    segments.add_argument("--dicom-seg-strata", **into, const="strata", help="the same with a segment for each stratum")
     also.add_argument(
         "--page", action="store_true", help="a page in plain words: one outline, sizes, readings, whether to look"
     )
