@@ -8,6 +8,7 @@ import torch
 from ambiseg import MaskDistribution, MoSE, overlap, transport
 from ambiseg._util.errors import ConfigError
 from ambiseg.methods.mose.grouping import merge_alike
+from ambiseg.methods.schedules import Schedule
 from ambiseg.nn import Adapter, UNet
 from ambiseg.regions import RegionMasks, partition
 
@@ -380,3 +381,16 @@ def test_a_prior_on_usage_charges_the_entropy_of_mean_weights_beside_the_energy_
     assert (charged["total"] - plain["total"]).item() == pytest.approx(2 * entropy, rel=1e-4)
     with pytest.raises(ConfigError, match="usage_prior: expected 0 unless"):
         MoSE(1, 2, "unet-light", objective="all-pairs", usage_prior=0.1)
+
+
+def test_beta_of_a_step_scales_the_kl_term_alone() -> None:
+    model = MoSE(1, 2, "unet-light", beta=Schedule(values=[1.0, 5.0], epochs=2))
+    images, readers = torch.rand(2, 1, 32, 32), torch.randint(2, (2, 4, 32, 32))
+
+    def terms(**of_step: float) -> dict[str, torch.Tensor]:
+        return model.loss(images, readers, generator=torch.Generator().manual_seed(0), **of_step)
+
+    for beta, found in ((0.5, terms(beta=0.5)), (5.0, terms())):
+        torch.testing.assert_close(found["total"], found["transport"] + beta * found["kl"])
+    with pytest.raises(ConfigError, match=r"beta: expected values from 0 to 1e\+06, found"):
+        MoSE(1, 2, "unet-light", beta=-1.0)

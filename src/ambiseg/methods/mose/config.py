@@ -19,7 +19,8 @@ _DRAWS = 1 << 13  # samples of all experts together in a training step, at most
 _LARGEST_WEIGHT = 1e6  # of a class
 _BY_IOU = 4  # classes up to which masks are compared by overlap
 _RANGES = dict.fromkeys(("capacity", "group_threshold", "annealing", "energy_share"), (0.0, 1.0)) | {
-    "usage_prior": (0.0, 100.0)
+    "usage_prior": (0.0, 100.0),
+    "beta": (0.0, 1e6),
 }
 
 
@@ -38,7 +39,7 @@ class MoSEConfig(MethodConfig):
         max_length=1 << 16,
         description="of pixels by their class, one per class, for cost ce; null: equal",
     )
-    beta: float = Field(default=1.0, ge=0, le=1e6, description="β, the weight of the KL term")
+    beta: Scheduled = Field(default=1.0, description="β, the weight of the KL term")
     capacity: Scheduled = Field(
         default=1.0,
         description="γ, how much annotation mass one sample may explain; 1: no limit, small values spread experts",

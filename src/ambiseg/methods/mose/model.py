@@ -161,6 +161,7 @@ class MoSE(Method):
         annotations: Masks,
         *,
         generator: torch.Generator | None = None,
+        beta: float | None = None,
         capacity: float | None = None,
         samples: float | None = None,
         group_threshold: float | None = None,
@@ -176,14 +177,15 @@ class MoSE(Method):
             images: ``[B, in_channels, H, W]``.
             annotations: M masks per image with their weights.
             generator: of all random draws.
-            capacity, samples, group_threshold, annealing, energy_share, usage_prior: γ, S, G₀, the annealing, the
-                share of the energy score and λ of this step, when a schedule moves them; ``None`` takes the setting's
-                last value.
+            beta, capacity, samples, group_threshold, annealing, energy_share, usage_prior: β, γ, S, G₀, the annealing,
+                the share of the energy score and λ of this step, when a schedule moves them; ``None`` takes the
+                setting's last value.
 
         Returns:
             ``total``, and the terms that it is made of: ``transport`` and ``kl``, ``distance`` and ``spread``; scalars.
         """
         config, annotations = self.config, as_masks(annotations)
+        beta = final(config.beta) if beta is None else beta
         capacity = final(config.capacity) if capacity is None else capacity
         samples = round(final(config.samples) if samples is None else samples)
         threshold = final(config.group_threshold) if group_threshold is None else group_threshold
@@ -213,7 +215,7 @@ class MoSE(Method):
             terms["transport"], terms["kl"] = map(
                 mean, self._matched(costs, drawn, v, annotations, capacity, threshold, rare)
             )
-            total = (1 - share) * (terms["transport"] + config.beta * terms["kl"])
+            total = (1 - share) * (terms["transport"] + beta * terms["kl"])
         if costs.distances is not None:
             energy = energy_from_costs(costs.cost, costs.distances, drawn.weights, v, self.experts.count)
             terms["distance"], terms["spread"] = mean(energy.distance), mean(energy.spread)
