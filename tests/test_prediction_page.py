@@ -14,7 +14,6 @@ from ambiseg import MaskDistribution, MoSE, consensus, measure, predict
 from ambiseg.cli import main
 from ambiseg.decisions.calibration import Calibration, ClassThresholds, apply
 from ambiseg.decisions.compaction import compact
-from ambiseg.prediction.deciding import spacing_of
 from ambiseg.prediction.page import page
 from ambiseg.prediction.result import Look, Prediction
 from tests.pages import Reader
@@ -33,7 +32,7 @@ def words(prediction: Prediction) -> str:
 def test_numbers_are_those_of_the_functions():
     text, masks = words(sample()), sample().masks
     present = float(measure(masks, "presence").mean)
-    area = measure(masks, "size", spacing=spacing_of(sample().source))
+    area = measure(masks, "size", spacing=sample().source.spacing)
     middle, (low, high) = float(area.quantile(0.5)), area.interval(0.9)[0].tolist()
     unit = area.unit
     assert f"Present in {round(100 * present)} of 100 readings" in text

@@ -10,7 +10,6 @@ import numpy as np
 from torch import Tensor
 
 from ambiseg._util.extras import require
-from ambiseg.io.source import Source
 from ambiseg.prediction.result import Prediction
 from ambiseg.viz.colours import distinct, label_colours
 
@@ -46,8 +45,8 @@ def show(prediction: Prediction, viewer: Any = None, *, masks: int | None = None
     if viewer is None:
         require("napari")
         viewer = import_module("napari").Viewer(title=f"ambiseg: {prediction.name}")
-    classes, source = prediction.classes, prediction.source
-    common: dict[str, Any] = {"scale": _scale(source)}
+    classes = prediction.classes
+    common: dict[str, Any] = {"scale": prediction.source.spacing or (1.0,) * prediction.entropy.ndim}
     _add_image(viewer, prediction, common)
     for c, share in enumerate(prediction.masks.marginal_probs(len(classes))[0]):
         if c:
@@ -118,23 +117,3 @@ def _percent(weight: float) -> str:
     ('37 %', '0.42 %', '0 %')
     """
     return f"{100 * weight:.2g} %" if weight < 0.095 else f"{100 * weight:.0f} %"
-
-
-def _scale(source: Source) -> tuple[float, ...]:
-    """Size of a pixel along each axis: millimetres, or 1.
-
-    >>> read = lambda k: np.zeros((1, 4, 6))
-    >>> affine = np.diag([2.5, 0.5, 0.75, 1.0])
-    >>> _scale(Source("a", "NIfTI", 9, (4, 6), 1, np.dtype("f4"), read, affine))
-    (2.5, 0.5, 0.75)
-    """
-    if source.affine is not None:
-        steps = np.linalg.norm(source.affine[:3, :3], axis=0)
-    elif source.planes is not None and source.planes.placed:
-        steps = np.array(
-            [source.planes.step, *(np.linalg.norm(s[0]) for s in (source.planes.down, source.planes.across))]
-        )
-    else:
-        steps = np.ones(3)
-    steps = np.where(np.isfinite(steps) & (steps > 0), steps, 1.0)
-    return tuple(float(step) for step in (steps if source.slices > 1 else steps[1:]))

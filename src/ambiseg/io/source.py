@@ -70,6 +70,24 @@ class Source:
         """Size in words: ``64×48``, or ``20 slices of 64×48``."""
         return shape_text(self.size) if self.slices == 1 else f"{self.slices} slices of {shape_text(self.size)}"
 
+    @property
+    def spacing(self) -> tuple[float, ...] | None:
+        """Millimetres between slices (of a volume), rows and columns; ``None`` where the file does not say.
+
+        >>> affine = np.diag([2.5, 0.5, 0.75, 1.0])
+        >>> Source(Path("a"), "NIfTI", 9, (4, 6), 1, np.dtype("f4"), lambda k: np.zeros((1, 4, 6)), affine).spacing
+        (2.5, 0.5, 0.75)
+        """
+        if self.affine is not None:
+            steps = np.linalg.norm(self.affine[:3, :3], axis=0)
+        elif self.planes is not None and self.planes.placed:
+            rows, columns = np.linalg.norm(self.planes.down[0]), np.linalg.norm(self.planes.across[0])
+            steps = np.array([self.planes.step, rows, columns])
+        else:
+            return None
+        steps = steps[0 if self.slices > 1 else 1 :]
+        return tuple(steps.tolist()) if np.isfinite(steps).all() and (steps > 0).all() else None
+
 
 @dataclass(frozen=True)
 class ReadOptions:

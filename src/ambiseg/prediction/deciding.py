@@ -18,27 +18,12 @@ import torch
 from ambiseg._util.bands import counted
 from ambiseg.decisions.consensus import Consensus, consensus_each
 from ambiseg.decisions.measure import MEASURES, Measurement, measure_all
-from ambiseg.io.source import Source
 from ambiseg.prediction.result import Prediction
 
 FORMAT = "ambiseg.Measurements/1"
 CHEAP = ("presence", "size")
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _BINS = 10
-
-
-def spacing_of(source: Source) -> tuple[float, ...] | None:
-    """Millimetres from pixel to pixel, of a volume from slice to slice first; ``None`` where the file does not say.
-
-    >>> from pathlib import Path
-    >>> known = Source(Path("a"), "NIfTI", 1, (4, 4), 1, np.dtype("u1"), lambda k: np.zeros((1, 4, 4)), 0.5 * np.eye(4))
-    >>> spacing_of(known)
-    (0.5, 0.5)
-    """
-    if source.affine is None:
-        return None
-    steps = np.linalg.norm(source.affine[:3, :3], axis=0)[0 if source.slices > 1 else 1 :]
-    return tuple(steps.tolist()) if np.isfinite(steps).all() and (steps > 0).all() else None
 
 
 def consensus_of(prediction: Prediction) -> dict[str, Consensus]:
@@ -49,7 +34,7 @@ def consensus_of(prediction: Prediction) -> dict[str, Consensus]:
 
 def measured(prediction: Prediction) -> list[Measurement]:
     """All measures of all classes but the background, if the options ask for them; else :data:`CHEAP` ones."""
-    spacing, classes = spacing_of(prediction.source), range(1, len(prediction.classes))
+    spacing, classes = prediction.source.spacing, range(1, len(prediction.classes))
     if prediction.options.measure:
         return measure_all(prediction.masks, classes, spacing)
     labels = prediction.masks.labels[0].numpy()  # of which nothing is copied: a volume may fill the memory
@@ -72,7 +57,7 @@ def summaries(measurements: list[Measurement], classes: tuple[str, ...]) -> list
 
 def measurements_json(prediction: Prediction, measurements: list[Measurement]) -> str:
     """All of them with their distributions, as JSON."""
-    spacing = spacing_of(prediction.source)
+    spacing = prediction.source.spacing
     about = {"format": FORMAT, "name": prediction.name, "image": str(prediction.source.path)}
     about |= {"spacing_mm": spacing, "weights": prediction.masks.mass[0].tolist()}
     listed = []

@@ -18,7 +18,6 @@ from ambiseg.decisions.compaction import compact
 from ambiseg.decisions.consensus import consensus
 from ambiseg.decisions.measure import MEASURES, Measurement, measure_all
 from ambiseg.masks import MaskDistribution
-from ambiseg.prediction.deciding import spacing_of
 from ambiseg.prediction.result import Look, Prediction
 from ambiseg.viz import pictures
 from ambiseg.viz.colours import distinct, label_colours
@@ -158,7 +157,7 @@ def _of_100(share: float) -> str:
 def _findings(prediction: Prediction) -> Iterator[Finding]:
     """Of every class that any mask has, or of the first one; the most probable first."""
     masks, classes = prediction.masks, range(1, len(prediction.classes))
-    measured = measure_all(masks, classes, spacing_of(prediction.source), ("presence", *_MEASURED))
+    measured = measure_all(masks, classes, prediction.source.spacing, ("presence", *_MEASURED))
     width = 1 + len(_MEASURED)
     of_class = {one.of: measured[i * width : (i + 1) * width] for i, one in enumerate(measured[::width])}
     order = sorted(of_class, key=lambda c: -float(of_class[c][0].mean))
@@ -200,7 +199,7 @@ def _checked_areas(prediction: Prediction) -> dict[int, tuple[str, str]]:
     """The areas of the calibration by class, in mm² where pixels have a size."""
     if prediction.guaranteed is None:
         return {}
-    steps = spacing_of(prediction.source)
+    steps = prediction.source.spacing
     each, unit = (steps[0] * steps[1], "mm²") if steps else (1.0, "pixels")
     return {
         one.id: (_short(each * one.area[0]), f"{_short(each * one.area[1])} {unit}")
@@ -213,7 +212,7 @@ def _checked_areas(prediction: Prediction) -> dict[int, tuple[str, str]]:
 
 def _readings(prediction: Prediction, found: MaskDistribution, show: _Show) -> Iterator[Reading]:
     classes = range(1, len(prediction.classes))
-    sizes = measure_all(found, classes, spacing_of(prediction.source), ("size",))
+    sizes = measure_all(found, classes, prediction.source.spacing, ("size",))
     for i, (weight, labels) in enumerate(zip(found.mass[0].tolist(), found.labels[0], strict=True)):
         if weight <= 0:
             continue

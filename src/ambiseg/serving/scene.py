@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ambiseg._util.bands import counted
+from ambiseg.io.source import Source
 from ambiseg.prediction.result import Prediction
 
 MAGIC = b"AMB1"
@@ -68,7 +69,7 @@ class PredictionScene:
             "slices": source.slices,
             "channels": source.channels,
             "classes": list(found.classes),
-            "spacing": spacing(source.affine),
+            "spacing": spacing(source),
             "units": source.units,
             "range": [float(min(x.min() for x in pixels)), float(max(x.max() for x in pixels))],
             "strata": None if strata is None else {"name": strata.name, "weights": strata.weights.tolist()},
@@ -111,13 +112,10 @@ def _byte(share: torch.Tensor) -> np.ndarray:
     return (share * 255).round_().clamp_(0, 255).to(torch.uint8).numpy()
 
 
-def spacing(affine: np.ndarray | None) -> list[float] | None:
-    """Millimetres between slices, rows and columns.
-
-    >>> spacing(np.diag([2.5, 0.7, 0.7, 1]))
-    [2.5, 0.7, 0.7]
-    """
-    return None if affine is None else [float(x) for x in np.linalg.norm(affine[:3, :3], axis=0).round(6)]
+def spacing(source: Source) -> list[float | None] | None:
+    """Millimetres between slices, rows and columns, for JSON; of an image the first of the three is null."""
+    found = source.spacing
+    return None if found is None else [*[None] * (3 - len(found)), *(float(f"{step:.6g}") for step in found)]
 
 
 def packed(scene: Scene, k: int) -> bytes:

@@ -250,7 +250,7 @@ class _Saved:
             for mask, one in zip(about.masks, labels, strict=True)
         ]
         ends = [_range(self.source.read(k)) for k in range(self.slices)] if self.source is not None else [[0.0, 1.0]]
-        affine = self._geometry(folder, about)
+        placed = self._placed(folder, about)
         strata = about.strata if centres is not None else None
         self._summary = {
             "name": about.name,
@@ -258,7 +258,7 @@ class _Saved:
             "form": about.form,
             "size": list(about.size),
             "slices": about.slices,
-            "spacing": spacing(affine),
+            "spacing": None if placed is None else spacing(placed),
             "units": "" if self.source is None else self.source.units,
             "range": [min(low for low, _ in ends), max(high for _, high in ends)],
             "strata": None if strata is None else {"name": strata.name, "weights": strata.weights},
@@ -273,12 +273,12 @@ class _Saved:
             "colours": class_colours(about.classes, range(1, classes)) if classes < 3 else label_colours(classes),
         }
 
-    def _geometry(self, folder: Path, about: Written) -> np.ndarray | None:
-        """That of the image, or of a mask, which was written in the same place."""
+    def _placed(self, folder: Path, about: Written) -> Source | None:
+        """What says how large pixels are: the image, or a mask, which was written in the same place."""
         if self.source is not None:
-            return self.source.affine
+            return self.source
         path = folder / about.masks[0].file
-        return open_source(path, ReadOptions(mask=True)).affine if path.is_file() else None
+        return open_source(path, ReadOptions(mask=True)) if path.is_file() else None
 
     def summary(self) -> dict[str, Any]:
         return self._summary
