@@ -148,6 +148,24 @@ def test_diameters_of_large_shapes_turn_with_them(seed):
     assert measure(masks[None], "diameter").values[0].tolist() == pytest.approx(longest)
 
 
+def test_objects_in_groups_and_equal_masks_measure_the_same(monkeypatch):
+    """Ragged shapes of several objects, with outlines whose corners are few among many."""
+    rng = np.random.default_rng(1)
+    rough = (rng.random((6, 24, 30)) < 0.35) & (np.hypot(*(np.mgrid[:24, :30] - np.array([[[12]], [[15]]]))) < 11)
+    masks = np.concatenate([rough, rough[::2]])
+    found = measure_all(masks[None], spacing=(0.7, 0.5))
+    for one in found:
+        assert one.values[0, :6:2].tolist() == one.values[0, 6:].tolist()
+    for i, mask in enumerate(rough):
+        diameter, widths = axes(mask, (0.7, 0.5))
+        values = {one.what: float(one.values[0, i]) for one in found}
+        assert values["diameter"] == pytest.approx(diameter)
+        assert min(abs(values["width"] - width) for width in widths) < 1e-6
+    monkeypatch.setattr("ambiseg.decisions.objects._AT_ONCE", 200)
+    for one, other in zip(found, measure_all(masks[None], spacing=(0.7, 0.5)), strict=True):
+        assert torch.allclose(one.values, other.values, rtol=1e-12)
+
+
 def test_void_pixels_and_absent_readers_do_not_count():
     labels = torch.tensor([[[[1, 1, 2]], [[1, 2, 2]], [[1, 1, 1]]]])
     masks = MaskDistribution(labels, torch.tensor([[0.25, 0.75, 0.0]]), torch.tensor([[[True, False, True]]]))

@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ambiseg._util.distinct import distinct
 from ambiseg._util.errors import ConfigError
+from ambiseg.decisions.objects import measure_objects
 from ambiseg.masks import MaskDistribution, Masks, as_masks
 
 Spacing: TypeAlias = tuple[float, ...] | None
@@ -24,7 +26,6 @@ Spacing: TypeAlias = tuple[float, ...] | None
 Function: TypeAlias = "Callable[[np.ndarray, Spacing], np.ndarray]"
 """``[N, *spatial]`` bool, of one class, and the spacing -> ``[N]`` numbers."""
 
-_AT_ONCE = 1 << 22  # numbers that are computed with at a time
 _LABELS = 1 << 26  # pixels of masks that are measured at a time
 
 
@@ -198,7 +199,9 @@ def measure_all(
             pieces = []
             for start in range(0, masks.count, step):
                 drawn = _cropped(_of_class(masks, b, of, slice(start, start + step)))
-                pieces.append({function: np.atleast_2d(function(drawn, known)) for function in functions})
+                first, which = distinct(drawn)  # draws are often equal
+                drawn = drawn if len(first) == len(drawn) else drawn[first]
+                pieces.append({function: np.atleast_2d(function(drawn, known))[:, which] for function in functions})
             parts.append({function: np.hstack([piece[function] for piece in pieces]) for function in functions})
         for name in names:
             rule = MEASURES[name]
@@ -247,123 +250,8 @@ def _size(masks: np.ndarray, spacing: Spacing) -> np.ndarray:
     return pixels * np.prod(spacing) / (1000 if masks.ndim == 4 else 1)  # a millilitre is 1000 mm³
 
 
-def _labelled(masks: np.ndarray) -> np.ndarray:
-    """Objects of all masks ``[N, …]`` in one labelling, numbered from 1 in the order of the masks."""
-    from scipy import ndimage
-
-    touching = np.zeros((3,) * masks.ndim, bool)
-    touching[1] = True  # within a mask; no mask touches another
-    found: Any = ndimage.label(masks, touching)
-    return found[0]
-
-
 def _objects(masks: np.ndarray, spacing: Spacing) -> np.ndarray:
-    """Diameter, width and number of objects of every mask, ``[3, N]``; the first two are of the object, in one slice,
-    with the longest diameter."""
-    step = (1.0, 1.0) if spacing is None else spacing[-2:]
-    slices = masks.reshape(-1, *masks.shape[-2:])
-    labels = _labelled(slices)
-    K = int(labels.max(initial=0))
-    result = np.zeros((3, len(masks)))
-    if K == 0:
-        return result
-    whole = labels if masks.ndim == 3 else _labelled(masks)  # in volumes, objects go through the slices
-    result[2] = np.diff(np.maximum.accumulate(whole.reshape(len(masks), -1).max(1)), prepend=0)
-    # Runs of pixels, object by object, each row by row: of a row the first begins and the last ends the object.
-    before, behind = np.zeros_like(slices), np.zeros_like(slices)
-    before[:, :, 1:], behind[:, :, :-1] = slices[:, :, :-1], slices[:, :, 1:]
-    slice_, row, column = np.nonzero(slices & ~before)
-    after = np.nonzero(slices & ~behind)[2] + 1
-    object_ = labels[slice_, row, column] - 1
-    order = object_.argsort(kind="stable")
-    slice_, row, column, after, object_ = (part[order] for part in (slice_, row, column, after, object_))
-    begin = np.flatnonzero(np.diff(object_, prepend=-1))
-    end = np.append(begin[1:], len(object_))
-    mask, top = slice_[begin] // (len(slices) // len(masks)), row[begin]
-    height = row[end - 1] - top + 1
-    starts = np.flatnonzero((np.diff(object_, prepend=-1) != 0) | (np.diff(row, prepend=-1) != 0))
-    ends = np.append(starts[1:], len(object_)) - 1
-    by_height = height.argsort(kind="stable")  # objects of about one height are measured together
-    rank = np.empty(K, int)
-    rank[by_height] = np.arange(K)
-    owner, line = object_[starts], row[starts] - top[object_[starts]]
-    found, start = np.zeros((2, K)), 0
-    while start < K:
-        tall = (height[by_height[start:]] + 1.0) ** 2 * np.arange(1, K - start + 1)
-        stop = start + max(1, int(np.searchsorted(tall, _AT_ONCE, "right")))
-        some = (rank[owner] >= start) & (rank[owner] < stop)
-        place = rank[owner[some]] - start, line[some]
-        left = np.full((stop - start, height[by_height[stop - 1]]), np.inf)
-        right = np.full(left.shape, -np.inf)
-        left[place], right[place] = column[starts[some]], after[ends[some]]
-        found[:, by_height[start:stop]] = _axes_of(left, right, height[by_height[start:stop]], *step)
-        start = stop
-    best = np.lexsort((found[0], mask))  # the longest of each mask comes last, and stays
-    result[:2, mask[best]] = found[:, best]
-    return result
-
-
-def _axes_of(left: np.ndarray, right: np.ndarray, height: np.ndarray, down: float, across: float) -> np.ndarray:
-    """Of objects with the pixels left … right − 1, and others between them, in each of their ``height [K]`` rows; what
-    ``[K, H]`` holds below those does not count.
-
-    The outline's corners lie on the H + 1 lines between rows of pixels. On each line only the leftmost and the
-    rightmost can be an end of the longest distance, and of two lines the farthest pair is a left and a right one:
-
-        diameter² = max_{y, y′} (right(y) − left(y′))² + (y − y′)²
-    """
-    K, H = left.shape
-    none = np.full((K, 1), np.inf)
-    left = np.minimum(np.hstack([left, none]), np.hstack([none, left])) * across  # [K, H + 1] of each line
-    right = np.maximum(np.hstack([right, -none]), np.hstack([-none, right])) * across
-    k, line = np.arange(K), np.minimum(np.arange(H + 1), height[:, None])  # below an object, its last line again
-    left, right, y = left[k[:, None], line], right[k[:, None], line], line * down
-    squares = right[:, :, None] - left[:, None, :]
-    squares *= squares
-    apart = y[:, :, None] - y[:, None, :]
-    apart *= apart
-    squares += apart
-    flat = squares.reshape(K, -1)
-    farthest = flat.argmax(1)
-    diameter = np.sqrt(flat[k, farthest])
-    i, j = np.divmod(farthest, H + 1)
-    a, b = np.stack([right[k, i], y[k, i]], 1), np.stack([left[k, j], y[k, j]], 1)
-    along = (b - a) / diameter[:, None]
-    x, y = np.hstack([left, right]) - a[:, :1], np.hstack([y, y]) - a[:, 1:]  # [K, 2 (H + 1)] corners, from one end
-    s, t = x * along[:, :1] + y * along[:, 1:], y * along[:, :1] - x * along[:, 1:]
-    return np.stack([diameter, _longest_chord(s, t)])
-
-
-def _longest_chord(s: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """The longest chord along t of the convex hull of points (s, t), ``[K, P] -> [K]``, by duality:
-
-        max {τ: p and p + (0, τ) in the hull} = min_α [max_p (t_p + α s_p) − min_p (t_p + α s_p)]
-
-    The right side is convex and piecewise linear in α: where the tangents at both ends of an interval around its
-    minimum meet is the next α, until the function is on the tangents there. Each step finds another piece, so it ends.
-    """
-    K = len(s)
-    found, open_ = np.zeros(K), np.arange(K)
-    extent = s.max(1) - s.min(1)
-    # The tangents far to the left and to the right are those of the two ends of the longest distance, where t is 0.
-    slope = np.stack([-extent, extent])
-    offset = np.zeros((2, K))
-    while len(open_):
-        (low, high), (at_low, at_high) = slope[:, open_], offset[:, open_]
-        alpha = (at_low - at_high) / (high - low)
-        value = t[open_] + alpha[:, None] * s[open_]
-        most, least = value.argmax(1), value.argmin(1)
-        row = np.arange(len(open_))
-        height = value[row, most] - value[row, least]
-        found[open_] = height
-        piece = s[open_, most] - s[open_, least]
-        beneath = at_low + low * alpha
-        done = (height <= beneath + 1e-9 * extent[open_]) | (piece <= low) | (piece >= high)
-        for side, some in ((0, (piece < 0) & ~done), (1, (piece >= 0) & ~done)):
-            slope[side, open_[some]] = piece[some]
-            offset[side, open_[some]] = (height - piece * alpha)[some]
-        open_ = open_[~done]
-    return found
+    return measure_objects(masks, *((1.0, 1.0) if spacing is None else spacing[-2:]))
 
 
 MEASURES: dict[str, Measure] = {
