@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
 import shutil
+import zipfile
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 from ambiseg._util.errors import ConfigError, DataError
 from ambiseg.cli import main
 from ambiseg.data import Nodules
+from ambiseg.masks import MaskDistribution
 from ambiseg.prediction import Prediction, predict
 from ambiseg.runs import Run
 from ambiseg.serving.app import create_app
@@ -25,7 +28,7 @@ from ambiseg.serving.view.choosing import choose, is_run
 from ambiseg.serving.view.listing import case_values
 from ambiseg.serving.view.page import POLICY, page, palette, palette_css, static_files
 from ambiseg.serving.view.routes import View, expected_pixels, view_router
-from ambiseg.serving.view.scenes import ReadersScene, WithReaders, saved_scene
+from ambiseg.serving.view.scenes import ReadersScene, SavedScene, WithReaders
 from ambiseg.serving.view.shelf import Shelf
 from tests.pages import evaluation, parsed
 
@@ -79,7 +82,7 @@ def arrays(content: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 def test_a_saved_prediction_is_what_was_predicted(saved):
     out, prediction = saved
-    scene, fresh = saved_scene(out / "sample"), PredictionScene(prediction)
+    scene, fresh = SavedScene(out / "sample"), PredictionScene(prediction)
     for name, values in fresh.slice(0).items():
         found = scene.slice(0)[name]
         assert np.abs(found.astype(float) - values).max() <= (1 if name in ("entropy", "marginal") else 0), name
@@ -97,7 +100,7 @@ def test_a_saved_prediction_without_its_arrays_and_image(saved, tmp_path):
     (tmp_path / "moved" / "masks.npz").unlink()
     about = json.loads((tmp_path / "moved" / "weights.json").read_text())
     (tmp_path / "moved" / "weights.json").write_text(json.dumps(about | {"image": "/nowhere/scan.png"}))
-    scene, whole = saved_scene(tmp_path / "moved"), saved_scene(out / "sample")
+    scene, whole = SavedScene(tmp_path / "moved"), SavedScene(out / "sample")
     assert "image" not in scene.slice(0)
     assert "not there any more" in scene.summary()["notes"][-1]
     assert (scene.slice(0)["masks"] == whole.slice(0)["masks"]).all()
@@ -124,7 +127,7 @@ def test_a_damaged_prediction_is_one_line(saved, tmp_path, change, expected):
     path = tmp_path / "damaged" / "weights.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(DataError, match=expected.replace("8 masks", f"{prediction.masks.count} masks")) as error:
-        saved_scene(tmp_path / "damaged")
+        SavedScene(tmp_path / "damaged")
     assert "\n" not in str(error.value)
     assert str(tmp_path / "damaged") in str(error.value)
 
@@ -138,7 +141,7 @@ def test_no_file_outside_of_its_folder_is_read(saved, tmp_path):
     about["masks"][0]["file"] = "../mask.png"
     path.write_text(json.dumps(about))
     with pytest.raises(DataError, match="file"):
-        saved_scene(tmp_path / "p")
+        SavedScene(tmp_path / "p")
 
 
 def test_readers_are_masks_of_their_weights():
@@ -164,6 +167,33 @@ def test_predictions_carry_their_readers(saved):
     assert (found["readers"] == case.labels).all()
     told = scene.summary()["readers"]
     assert [one["pixels"][1] for one in told] == [(labels == 1).sum() for labels in case.labels]
+
+
+def test_masks_that_no_model_made_are_saved(saved, tmp_path):
+    """Of a saved prediction, with its image and without, and of readers."""
+    out, prediction = saved
+    shutil.copytree(out / "sample", tmp_path / "p" / "moved")
+    path = tmp_path / "p" / "moved" / "weights.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"image": "/nowhere/scan.png"}))
+    data = Nodules()
+    readers = ReadersScene(data[7], data)
+    kept = [
+        (choose([str(out)]), 0, prediction),
+        (choose([str(tmp_path / "p")]), 0, prediction),
+        (choose([], data="nodules"), 7, readers.prediction),
+    ]
+    for view, index, made in kept:
+        asked, expected = Client(view, tmp_path), made.masks.labels[0]
+        job = asked.post(f"/v1/cases/{index}/open", json={}).json()
+        answer = asked.get(f"/v1/predictions/{job['id']}/files?format=npz")
+        (tmp_path / "masks.npz").write_bytes(answer.content)
+        found = MaskDistribution.load(tmp_path / "masks.npz")
+        assert (found.labels[0] == expected).all()
+        for form, suffix in (("png", ".png"), ("nifti", ".nii.gz"), ("files", ".")):
+            answer = asked.get(f"/v1/predictions/{job['id']}/files?format={form}")
+            with zipfile.ZipFile(io.BytesIO(answer.content)) as files:
+                named = [one for one in files.namelist() if one.startswith("mask_") and suffix in one]
+                assert len(named) == len(expected), (index, form)
 
 
 # -- what is chosen ---------------------------------------------------------------------------------------------------

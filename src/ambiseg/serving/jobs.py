@@ -47,7 +47,6 @@ class Job:
         done, total: images or windows that went through the network, and how many will; 0 where not known yet.
         error: one line, if it failed.
         status: of HTTP, for the error.
-        prediction: when it is done, if there is one.
         scene: what there is to look at, when it is done.
         ended: resolves, to the job, when it is in one of the last three states.
     """
@@ -57,7 +56,6 @@ class Job:
         self.state: State = "waiting"
         self.done = self.total = 0
         self.error, self.status = "", 500
-        self.prediction: Prediction | None = None
         self.scene: Scene | None = None
         self.ended: Future[Job] = Future()
         self.created = time.time()
@@ -342,7 +340,6 @@ class Jobs:
             assert job.pixels is not None
             prediction = found.prediction(job.pixels.source(job.name))
             job.scene = PredictionScene(prediction, job.model) if job._dress is None else job._dress(prediction)
-            job.prediction = prediction
         except Exception as error:
             self._finish(job, "failed", f"{type(error).__name__}: {' '.join(str(error).split())}", 500)
             return

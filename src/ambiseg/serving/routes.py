@@ -65,14 +65,14 @@ async def predict(request: Request) -> Response:
     except BaseException:
         jobs.drop(job)
         raise
-    if job.state != "done" or job.prediction is None or job.scene is None:
+    if job.state != "done" or job.scene is None:
         raise BadRequest(job.status, job.error)
     if asked.format != "json":
         return await _file(request, job, asked.format)
-    prediction, scene = job.prediction, job.scene
+    scene = job.scene
 
     def answer() -> Response:
-        return JSONResponse(with_masks(scene.summary(), prediction, asked.masks))
+        return JSONResponse(with_masks(scene.summary(), scene.prediction, asked.masks))
 
     return await asyncio.to_thread(answer)
 
@@ -148,10 +148,7 @@ async def files(
     request: Request, id: Identifier, format: Annotated[FileFormat, Query(description="see `/v1/predict`")] = "files"
 ) -> Response:
     """As one file, or as a zip."""
-    job = _finished(request, id)
-    if job.prediction is None:
-        raise BadRequest(409, "expected a prediction, found an image without one")
-    return await _file(request, job, format)
+    return await _file(request, _finished(request, id), format)
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
@@ -209,7 +206,7 @@ def _finished(request: Request, id: str) -> Job:
 
 
 async def _file(request: Request, job: Job, form: str) -> Response:
-    assert job.prediction is not None
+    assert job.scene is not None
     made: Callable[..., Any] = file_of
-    file = await asyncio.to_thread(made, job.prediction, form, request.app.state.root)
+    file = await asyncio.to_thread(made, job.scene.prediction, form, request.app.state.root)
     return Response(file.content, 200, file.headers, file.kind)

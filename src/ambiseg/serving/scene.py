@@ -22,9 +22,12 @@ class Scene(Protocol):
     """One image with whatever is known about its masks.
 
     Attributes:
+        prediction: its masks with what is known of them; of annotations too, which no model made.
         slices: how many.
         nbytes: memory that it takes.
     """
+
+    prediction: Prediction
 
     slices: int
     nbytes: int
@@ -45,7 +48,7 @@ class Scene(Protocol):
 class PredictionScene:
     """The scene of a prediction."""
 
-    def __init__(self, prediction: Prediction, model: int = 0) -> None:
+    def __init__(self, prediction: Prediction, model: int | None = 0) -> None:
         self.prediction, self.model = prediction, model
         self.slices = prediction.source.slices
         masks, strata = prediction.masks, prediction.strata
@@ -55,7 +58,7 @@ class PredictionScene:
     def summary(self) -> dict[str, Any]:
         """See ``docs/serve.md``; masks are heaviest first, strata are counted from 1."""
         found, source = self.prediction, self.prediction.source
-        pixels = [source.read(k) for k in range(source.slices)]
+        ends = [_range(source.read(k)) for k in range(source.slices)]
         strata, classes = found.strata, len(found.classes)
         masks = []
         for i, (weight, labels) in enumerate(zip(found.masks.mass[0].tolist(), found.masks.labels[0], strict=True)):
@@ -71,10 +74,10 @@ class PredictionScene:
             "classes": list(found.classes),
             "spacing": spacing(source),
             "units": source.units,
-            "range": [float(min(x.min() for x in pixels)), float(max(x.max() for x in pixels))],
+            "range": [min(low for low, _ in ends), max(high for _, high in ends)],
             "strata": None if strata is None else {"name": strata.name, "weights": strata.weights.tolist()},
             "masks": masks,
-            "entropy_max": math.log(classes),
+            "entropy_max": math.log(max(classes, 2)),
             "notes": [note.replace("--assume-window LOW HIGH", "assume_low and assume_high") for note in found.notes],
             "seed": found.options.seed,
             "symmetries": found.options.symmetries,
@@ -98,13 +101,19 @@ class PredictionScene:
             arrays["centres"] = (centres if flat else centres[:, k]).numpy().astype(dtype)
         soft, entropy = marginal[0] if flat else marginal[0, :, k], found.entropy if flat else found.entropy[k]
         arrays["marginal"] = _byte(soft)
-        arrays["entropy"] = _byte(entropy / math.log(classes))
+        arrays["entropy"] = _byte(entropy / math.log(max(classes, 2)))
         return arrays
 
     def header(self, k: int) -> dict[str, Any]:
         """The weights of the strata in this slice, where there are any."""
         strata = self.prediction.strata
         return {} if strata is None else {"weights": strata.slice_weights[k].tolist()}
+
+
+def _range(pixels: np.ndarray) -> tuple[float, float]:
+    """Smallest and largest finite value."""
+    finite = pixels[np.isfinite(pixels)] if pixels.dtype.kind == "f" else pixels
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
 
 
 def _byte(share: torch.Tensor) -> np.ndarray:

@@ -21,7 +21,7 @@ from ambiseg.prediction.result import Options
 from ambiseg.runs import Card, Run
 from ambiseg.serving.jobs import Job, Jobs
 from ambiseg.serving.scene import PredictionScene
-from ambiseg.serving.view.scenes import ReadersScene, WithReaders, Written, saved_scene
+from ambiseg.serving.view.scenes import ReadersScene, SavedScene, WithReaders, Written
 
 HEADLINE = 16  # samples of the setting whose scores are listed
 _EXPLAINED = {
@@ -157,7 +157,7 @@ class SavedPrediction:
     kind: str = "prediction"
 
     def open(self, jobs: Jobs, model: int, options: Options) -> Job:
-        return jobs.add(self.name, saved_scene(self.folder))
+        return jobs.add(self.name, SavedScene(self.folder))
 
     @staticmethod
     def of(folder: Path, root: Path) -> SavedPrediction:

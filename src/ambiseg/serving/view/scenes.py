@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 from pydantic import BaseModel, Field
 
 from ambiseg._util.bands import counted
@@ -18,43 +19,13 @@ from ambiseg.data.case import Case, Cases
 from ambiseg.io.open import open_source
 from ambiseg.io.source import ReadOptions, Source
 from ambiseg.masks import MaskDistribution
-from ambiseg.serving.scene import Scene, spacing
+from ambiseg.prediction.inputs import array_source
+from ambiseg.prediction.result import Draw, Look, Options, Prediction, Strata
+from ambiseg.serving.scene import PredictionScene, Scene
 from ambiseg.viz.colours import class_colours, label_colours
 
 WEIGHTS = "weights.json"
 FORMATS = ("ambiseg.Prediction/1", "ambiseg.Prediction/2")
-
-
-def of_byte(shares: np.ndarray) -> np.ndarray:
-    """Numbers from 0 to 1 as 0 to 255.
-
-    >>> of_byte(np.array([0, 0.5, 1]))
-    array([  0, 128, 255], dtype=uint8)
-    """
-    return np.clip(np.round(shares * 255), 0, 255).astype(np.uint8)
-
-
-def shares_of(labels: np.ndarray, weights: np.ndarray, classes: int) -> np.ndarray:
-    """The probability of each class at each pixel,  p[c] = Σ_m weights[m] · [labels[m] = c]:  ``[C, *spatial]``.
-
-    >>> shares_of(np.array([[[0, 1]], [[1, 1]]]), np.array([0.25, 0.75]), 2)[1]
-    array([[0.75, 1.  ]])
-    """
-    found = np.zeros((classes, *labels.shape[1:]))
-    for one, weight in zip(labels, weights, strict=True):
-        for c in np.flatnonzero(counted(one, classes)):
-            found[c] += weight * (one == c)
-    return found
-
-
-def entropy_of(shares: np.ndarray) -> np.ndarray:
-    """Of class probabilities ``[C, *spatial]``, as a share of its largest value log C: ``[*spatial]``.
-
-    >>> entropy_of(np.array([[[0.5, 1.0]], [[0.5, 0.0]]]))
-    array([[1., 0.]])
-    """
-    logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
-    return np.abs((shares * logs).sum(0)) / math.log(max(len(shares), 2))
 
 
 def small(labels: np.ndarray, classes: int) -> np.ndarray:
@@ -69,7 +40,7 @@ def about_cases(cases: Cases) -> dict[str, Any]:
     return {"classes": list(cases.classes), "evaluated": list(cases.evaluated), "colours": colours}
 
 
-class ReadersScene:
+class ReadersScene(PredictionScene):
     """The annotations of one case, as masks of the readers' weights.
 
     >>> from ambiseg.data import Nodules
@@ -79,56 +50,40 @@ class ReadersScene:
     (['reader_1', 'reader_2', 'reader_3', 'reader_4'], 4)
     """
 
-    slices = 1
-
     def __init__(self, case: Case, cases: Cases) -> None:
-        self.case, self.classes = case, len(cases.classes)
-        self.order = np.argsort(-case.mass, kind="stable")  # heaviest first, as other masks are
-        self.labels = case.labels[self.order]
-        self.nbytes = case.image.nbytes + self.labels.nbytes
-        weights = case.mass[self.order]
-        masks = [
-            {"weight": float(weight), "strata": [], "pixels": counted(one, self.classes).tolist(), "name": name}
-            for one, weight, name in zip(self.labels, weights, self.names, strict=True)
-        ]
-        self._summary = {
-            "name": case.name,
-            "model": None,
-            "form": "readers",
-            "size": list(case.size),
-            "slices": 1,
-            "spacing": None,
-            "units": cases.units,
-            "range": _range(case.image),
-            "strata": None,
-            "masks": masks,
-            "entropy_max": math.log(max(self.classes, 2)),
-            "notes": [],
-            **about_cases(cases),
-        }
-
-    @property
-    def names(self) -> list[str]:
-        """Of the readers, in the order of the masks."""
-        return [self.case.readers[i] for i in self.order]
+        order = np.argsort(-case.mass, kind="stable")  # heaviest first, as other masks are
+        valid = None if case.valid is None else torch.from_numpy(case.valid)[None]
+        labels = torch.from_numpy(small(case.labels[order], len(cases.classes)))
+        masks = MaskDistribution(labels[None], torch.from_numpy(case.mass[order])[None], valid)
+        self.names = [case.readers[i] for i in order]
+        source = replace(array_source(case.image, case.name), units=cases.units)
+        draws = tuple(Draw(None, weight, i) for i, weight in enumerate(masks.mass[0].tolist()))
+        classes, notes = tuple(cases.classes), (f"masks of {', '.join(self.names)}, in this order",)
+        super().__init__(_prediction(case.name, masks, draws, classes, source, notes=notes))
+        self.cases = cases
 
     def summary(self) -> dict[str, Any]:
         """As of a prediction, in the form ``readers``: masks have a ``name``."""
-        return self._summary
+        found = super().summary()
+        masks = [mask | {"name": name} for mask, name in zip(found["masks"], self.names, strict=True)]
+        return found | {"form": "readers", "masks": masks, "notes": [], **about_cases(self.cases)}
 
-    def slice(self, k: int) -> dict[str, np.ndarray]:
-        """The arrays of the only slice."""
-        shares = shares_of(self.labels, self.case.mass[self.order], self.classes)
-        return {
-            "image": self.case.image.astype(np.float32),
-            "masks": small(self.labels, self.classes),
-            "marginal": of_byte(shares),
-            "entropy": of_byte(entropy_of(shares)),
-        }
 
-    def header(self, k: int) -> dict[str, Any]:
-        """Nothing."""
-        return {}
+def _prediction(
+    name: str,
+    masks: MaskDistribution,
+    draws: tuple[Draw, ...],
+    classes: tuple[str, ...],
+    source: Source,
+    strata: Strata | None = None,
+    options: Options | None = None,
+    **about: Any,
+) -> Prediction:
+    """Masks that no model made just now, in the form of those that one did."""
+    soft = masks.marginal_probs(len(classes)).float()
+    masks = replace(masks, marginal=soft)
+    entropy, run = torch.special.entr(soft[0]).sum(0), about.pop("run", "")
+    return Prediction(name, masks, draws, strata, entropy, classes, source, run, "", options or Options(), **about)
 
 
 class WithReaders:
@@ -141,7 +96,7 @@ class WithReaders:
     """
 
     def __init__(self, scene: Scene, case: Case, cases: Cases) -> None:
-        self.scene, self.case, self.slices = scene, case, scene.slices
+        self.scene, self.case, self.slices, self.prediction = scene, case, scene.slices, scene.prediction
         self.labels = small(case.labels, len(cases.classes))
         self.nbytes = scene.nbytes + self.labels.nbytes
         readers = [
@@ -167,16 +122,28 @@ class WithReaders:
 _Name = Annotated[str, Field(pattern=r"^[^/\\]*[^./\\][^/\\]*$", max_length=1000)]  # a file in the same folder
 
 
+_Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
 class _Mask(BaseModel):
     file: _Name
-    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    weight: _Weight
     strata: list[Annotated[int, Field(ge=1)]] = []
 
 
 class _Strata(BaseModel):
     name: str
-    weights: list[Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+    weights: list[_Weight]
     files: list[_Name]
+    slice_weights: list[list[_Weight]] | None = None
+
+
+class _Look(BaseModel):
+    score: float
+    unsure: float | None = None
+    unlike: float | None = None
+    is_unlike: bool | None = None
+    needed: bool | None = None
 
 
 class Written(BaseModel):
@@ -195,7 +162,17 @@ class Written(BaseModel):
     classes: Annotated[list[str], Field(min_length=1, max_length=1 << 16)]
     strata: _Strata | None = None
     masks: Annotated[list[_Mask], Field(min_length=1)]
+    look: _Look | None = None
     notes: list[str] = []
+
+    @property
+    def draws(self) -> tuple[Draw, ...]:
+        """One of each stratum of each mask, which share its weight."""
+        found = []
+        for i, mask in enumerate(self.masks):
+            of = [k - 1 for k in mask.strata] or [None]
+            found += [Draw(stratum, mask.weight / len(of), i) for stratum in of]
+        return tuple(found)
 
     @staticmethod
     def read(folder: Path) -> Written:
@@ -207,95 +184,80 @@ class Written(BaseModel):
         return found
 
 
-def saved_scene(folder: Path) -> Scene:
+class SavedScene(PredictionScene):
     """A saved prediction with its image, where that is still there.
 
     Where ``masks.npz`` is gone, the masks are read from their image files, and the marginal is theirs.
     """
-    about = Written.read(folder)
-    spatial = about.size if about.slices == 1 else (about.slices, *about.size)
-    distribution = folder / "masks.npz"
-    if distribution.is_file():
-        masks = MaskDistribution.load(distribution)
-        if len(masks) != 1 or tuple(masks.spatial) != spatial or masks.count != len(about.masks):
-            expected = f"expected {len(about.masks)} masks of {shape_text(spatial)}, as {WEIGHTS} says"
-            raise DataError(f"{distribution}: {expected}, found {masks.count} of {shape_text(masks.spatial)}")
-        try:
-            masks.check_classes(len(about.classes))
-        except ValueError as error:
-            raise DataError(f"{distribution}: {error}") from None
-        labels = masks.labels[0].numpy()
-        soft = None if masks.marginal is None else masks.marginal[0].clamp(0, 1).double().numpy()
-    else:
-        labels, soft = np.stack([_read_map(folder / mask.file, about) for mask in about.masks]), None
-    centres = None
-    if about.strata is not None and all((folder / file).is_file() for file in about.strata.files):
-        centres = np.stack([_read_map(folder / file, about) for file in about.strata.files])
-    return _Saved(folder, about, labels, soft, centres)
 
-
-class _Saved:
-    def __init__(
-        self, folder: Path, about: Written, labels: np.ndarray, soft: np.ndarray | None, centres: np.ndarray | None
-    ) -> None:
-        classes = len(about.classes)
-        self.slices, self.classes, self._labels, self._centres = about.slices, classes, labels, centres
-        weights = np.array([mask.weight for mask in about.masks])
-        self._soft = shares_of(labels, weights / (weights.sum() or 1), classes) if soft is None else soft
-        self.source, notes = image_of(folder, about)
-        parts = [labels, self._soft] + ([] if centres is None else [centres])
-        self.nbytes = sum(part.nbytes for part in parts) + (0 if self.source is None else self.source.nbytes)
-        masks = [
-            {"weight": mask.weight, "strata": mask.strata, "pixels": counted(one, classes).tolist()}
-            for mask, one in zip(about.masks, labels, strict=True)
-        ]
-        ends = [_range(self.source.read(k)) for k in range(self.slices)] if self.source is not None else [[0.0, 1.0]]
-        placed = self._placed(folder, about)
-        strata = about.strata if centres is not None else None
-        self._summary = {
-            "name": about.name,
-            "model": None,
-            "form": about.form,
-            "size": list(about.size),
-            "slices": about.slices,
-            "spacing": None if placed is None else spacing(placed),
-            "units": "" if self.source is None else self.source.units,
-            "range": [min(low for low, _ in ends), max(high for _, high in ends)],
-            "strata": None if strata is None else {"name": strata.name, "weights": strata.weights},
-            "masks": masks,
-            "entropy_max": math.log(max(classes, 2)),
-            "notes": [*about.notes, *notes],
-            "seed": about.seed,
-            "symmetries": about.symmetries,
-            "windows": about.windows,
-            "classes": about.classes,
-            "evaluated": list(range(1, classes)) or [0],
-            "colours": class_colours(about.classes, range(1, classes)) if classes < 3 else label_colours(classes),
-        }
-
-    def _placed(self, folder: Path, about: Written) -> Source | None:
-        """What says how large pixels are: the image, or a mask, which was written in the same place."""
-        if self.source is not None:
-            return self.source
-        path = folder / about.masks[0].file
-        return open_source(path, ReadOptions(mask=True)) if path.is_file() else None
+    def __init__(self, folder: Path) -> None:
+        about = Written.read(folder)
+        image, notes = image_of(folder, about)
+        self.pictured, self.notes = image is not None, [*about.notes, *notes]
+        masks = _masks_of(folder, about)
+        source = _placed(folder, about) if image is None else image
+        samples = len(about.masks) if about.form == "standard" else None
+        options = Options(samples=samples, seed=about.seed, symmetries=about.symmetries)
+        more: dict[str, Any] = {"run": about.run, "windows": about.windows, "notes": tuple(self.notes)}
+        more["look"] = None if about.look is None else Look(**about.look.model_dump())
+        strata, classes = _strata_of(folder, about), tuple(about.classes)
+        super().__init__(_prediction(about.name, masks, about.draws, classes, source, strata, options, **more), None)
 
     def summary(self) -> dict[str, Any]:
-        return self._summary
+        """As of a new prediction, with what is known of its classes."""
+        found, names = super().summary(), self.prediction.classes
+        if not self.pictured:
+            found |= {"range": [0.0, 1.0], "units": ""}
+        evaluated = range(1, len(names)) if len(names) > 1 else range(1)
+        colours = class_colours(names, evaluated) if len(names) < 3 else label_colours(len(names))
+        return found | {"notes": self.notes, "evaluated": list(evaluated), "colours": colours}
 
     def slice(self, k: int) -> dict[str, np.ndarray]:
-        def of(maps: np.ndarray) -> np.ndarray:
-            return maps if self.slices == 1 else maps[:, k]
+        """As of a new prediction; without ``image`` where it is gone."""
+        found = super().slice(k)
+        if not self.pictured:
+            del found["image"]
+        return found
 
-        soft = of(self._soft)
-        arrays = {} if self.source is None else {"image": self.source.read(k).astype(np.float32)}
-        arrays["masks"] = small(of(self._labels), self.classes)
-        if self._centres is not None:
-            arrays["centres"] = small(of(self._centres), self.classes)
-        return arrays | {"marginal": of_byte(soft), "entropy": of_byte(entropy_of(soft))}
 
-    def header(self, k: int) -> dict[str, Any]:
-        return {}
+def _masks_of(folder: Path, about: Written) -> MaskDistribution:
+    """Those of ``masks.npz``, or of the masks' own files."""
+    spatial = about.size if about.slices == 1 else (about.slices, *about.size)
+    path = folder / "masks.npz"
+    if not path.is_file():
+        labels = torch.from_numpy(np.stack([_read_map(folder / mask.file, about) for mask in about.masks]))
+        weights = torch.tensor([[mask.weight for mask in about.masks]])
+        return MaskDistribution(labels[None], weights / (weights.sum() or 1))
+    masks = MaskDistribution.load(path)
+    if len(masks) != 1 or tuple(masks.spatial) != spatial or masks.count != len(about.masks):
+        expected = f"expected {len(about.masks)} masks of {shape_text(spatial)}, as {WEIGHTS} says"
+        raise DataError(f"{path}: {expected}, found {masks.count} of {shape_text(masks.spatial)}")
+    try:
+        masks.check_classes(len(about.classes))
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from None
+    return masks
+
+
+def _strata_of(folder: Path, about: Written) -> Strata | None:
+    """The strata with their typical masks, where all of those are there."""
+    if about.strata is None or not all((folder / file).is_file() for file in about.strata.files):
+        return None
+    centres = np.stack([_read_map(folder / file, about) for file in about.strata.files])
+    weights = torch.tensor(about.strata.weights)
+    each = about.strata.slice_weights
+    slices = weights.expand(about.slices, -1) if each is None else torch.tensor(each)
+    if slices.shape != (about.slices, len(centres)) or len(weights) != len(centres):
+        raise DataError(f"{folder / WEIGHTS}: expected weights of {len(centres)} strata for each slice, found others")
+    return Strata(about.strata.name, weights, torch.from_numpy(centres), slices)
+
+
+def _placed(folder: Path, about: Written) -> Source:
+    """What has the form and the place of an image that is gone: a mask, which was written in the same place."""
+    path = folder / about.masks[0].file
+    if path.is_file():
+        return replace(open_source(path, ReadOptions(mask=True)), units="")
+    return array_source(np.zeros((about.slices, 1, *about.size), np.uint8), about.name)
 
 
 def _read_map(path: Path, about: Written) -> np.ndarray:
@@ -330,12 +292,6 @@ def image_of(folder: Path, about: Written) -> tuple[Source | None, list[str]]:
             break
         problem = f"expected {shape_text(about.size)}, found {source.form}"
     return found, [] if found is not None else [f"its image is not shown: {problem}"]
-
-
-def _range(pixels: np.ndarray) -> list[float]:
-    """Smallest and largest finite value."""
-    finite = pixels[np.isfinite(pixels)] if pixels.dtype.kind == "f" else pixels
-    return [float(finite.min()), float(finite.max())] if finite.size else [0.0, 1.0]
 
 
 def find_predictions(root: Path) -> Sequence[Path]:
