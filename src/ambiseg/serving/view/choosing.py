@@ -14,11 +14,11 @@ from ambiseg.runs import Run, is_shipped, open_run
 from ambiseg.serving.settings import Served
 from ambiseg.serving.view.listing import (
     Data,
-    DataCase,
     Entry,
-    NewImage,
-    SavedPrediction,
+    data_case,
+    new_image,
     run_cases,
+    saved_prediction,
 )
 from ambiseg.serving.view.routes import View
 from ambiseg.serving.view.scenes import find_predictions
@@ -83,14 +83,14 @@ def _predictions(place: str) -> View | None:
     if not folders:
         expected = "expected a run (run.json), or predictions (weights.json) below it"
         raise DataError(f"{root}: {expected}, found neither")
-    entries = [SavedPrediction.of(folder, root) for folder in folders]
+    entries = [saved_prediction(folder, root) for folder in folders]
     title = f"{count(len(entries), 'prediction')} in {root.resolve().name}"
     return View("predictions", title, (), entries, 0)
 
 
 def _of_data(place: str) -> View:
     data = Data.at(place)
-    entries = [DataCase(name, data, {}) for name in data.cases.names]
+    entries = [data_case(name, data) for name in data.cases.names]
     if not entries:
         raise DataError(f"{place}: expected at least one case, found none")
     return View("data", data.cases.title, (), entries, 0)
@@ -112,7 +112,7 @@ def _of_runs(
     reading = runs[0].card.reading
     axis = 2 if reading.axis is None else reading.axis
     options = ReadOptions(axes=reading.axes, axis=axis)
-    given = [NewImage(found, options) for found in (find_inputs(images, dicom) if images else ())]
+    given = [new_image(found, options) for found in (find_inputs(images, dicom) if images else ())]
     entries: list[Entry] = [*given, *run_cases(runs, data, split)]
     opened = 0 if given or data is not None else None
     return View("models", " and ".join(labels), models, entries, opened)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
 
 from ambiseg._util.errors import DataError
 from ambiseg.data.case import Case, Cases
@@ -17,7 +16,7 @@ from ambiseg.evaluation.results import Evaluation
 from ambiseg.io.open import open_source
 from ambiseg.io.source import ReadOptions, Source
 from ambiseg.prediction.inputs import Input, array_source
-from ambiseg.prediction.result import Options
+from ambiseg.prediction.result import Options, Prediction
 from ambiseg.runs import Card, Run
 from ambiseg.serving.jobs import Job, Jobs
 from ambiseg.serving.scene import PredictionScene
@@ -37,25 +36,24 @@ _EXPLAINED = {
 }
 
 
-class Entry(Protocol):
+Values = Mapping[str, float | int | str | None]
+
+
+@dataclass(frozen=True)
+class Entry:
     """One line of the list.
 
-    Attributes:
+    Args:
         name: of the image.
         kind: ``image``, ``case``, ``prediction`` or ``readers``.
         values: what is known of it before it is opened, by column.
+        open: makes a job, whose scene is what is to be looked at, of the queue, the number of the model and options.
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def values(self) -> Mapping[str, float | int | str | None]: ...
-
-    def open(self, jobs: Jobs, model: int, options: Options) -> Job:
-        """A job, whose scene is what is to be looked at."""
-        ...
+    name: str
+    kind: str
+    values: Values
+    open: Callable[[Jobs, int, Options], Job]
 
 
 class Data:
@@ -88,85 +86,49 @@ class Data:
         return Data(DataConfig(name=path) if packaged else DataConfig(name=dataset_at(path), root=path))
 
 
-@dataclass(frozen=True)
-class NewImage:
+def new_image(found: Input, reading: ReadOptions) -> Entry:
     """An image of the command line."""
 
-    found: Input
-    reading: ReadOptions
-    kind: str = "image"
+    def opened(jobs: Jobs, model: int, options: Options) -> Job:
+        def source() -> Source:
+            axis = reading.axis if options.axis is None else options.axis
+            return open_source(found.path, ReadOptions(axes=options.axes or reading.axes, axis=axis))
 
-    @property
-    def name(self) -> str:
-        return self.found.name
+        return jobs.submit(source, found.name, model, options)
 
-    @property
-    def values(self) -> Mapping[str, Any]:
-        return {}
-
-    def open(self, jobs: Jobs, model: int, options: Options) -> Job:
-        return jobs.submit(lambda: self._source(options), self.name, model, options)
-
-    def _source(self, options: Options) -> Source:
-        axis = self.reading.axis if options.axis is None else options.axis
-        return open_source(self.found.path, ReadOptions(axes=options.axes or self.reading.axes, axis=axis))
+    return Entry(found.name, "image", {}, opened)
 
 
-@dataclass(frozen=True)
-class RunCase:
-    """A case of the run's data, with its readers."""
+def run_case(name: str, data: Data, values: Values) -> Entry:
+    """A case of a run's data, with its readers."""
 
-    name: str
-    data: Data
-    values: Mapping[str, float | int | str | None]
-    kind: str = "case"
-
-    def open(self, jobs: Jobs, model: int, options: Options) -> Job:
+    def opened(jobs: Jobs, model: int, options: Options) -> Job:
         read: list[Case] = []
 
         def image() -> Source:
-            read.append(self.data.case(self.name))
-            return array_source(read[0].image, self.name)
+            read.append(data.case(name))
+            return array_source(read[0].image, name)
 
-        def dressed(prediction: Any) -> WithReaders:
-            return WithReaders(PredictionScene(prediction, model), read[0], self.data.cases)
+        def dressed(prediction: Prediction) -> WithReaders:
+            return WithReaders(PredictionScene(prediction, model), read[0], data.cases)
 
-        return jobs.submit(image, self.name, model, options, dressed)
+        return jobs.submit(image, name, model, options, dressed)
+
+    return Entry(name, "case", values, opened)
 
 
-@dataclass(frozen=True)
-class DataCase:
+def data_case(name: str, data: Data) -> Entry:
     """A case of annotated data, without a model."""
-
-    name: str
-    data: Data
-    values: Mapping[str, float | int | str | None]
-    kind: str = "readers"
-
-    def open(self, jobs: Jobs, model: int, options: Options) -> Job:
-        return jobs.add(self.name, ReadersScene(self.data.case(self.name), self.data.cases))
+    return Entry(name, "readers", {}, lambda jobs, *_: jobs.add(name, ReadersScene(data.case(name), data.cases)))
 
 
-@dataclass(frozen=True)
-class SavedPrediction:
-    """A folder that ``ambiseg predict`` wrote."""
-
-    name: str
-    folder: Path
-    values: Mapping[str, float | int | str | None]
-    kind: str = "prediction"
-
-    def open(self, jobs: Jobs, model: int, options: Options) -> Job:
-        return jobs.add(self.name, SavedScene(self.folder))
-
-    @staticmethod
-    def of(folder: Path, root: Path) -> SavedPrediction:
-        """One below ``root``, by its place there."""
-        about = Written.read(folder)
-        name = folder.relative_to(root).as_posix() if folder != root else about.name
-        present = sum(mask.weight for mask in about.masks)
-        values = {"masks": len(about.masks), "top": about.masks[0].weight / (present or 1)}
-        return SavedPrediction(name, folder, values)
+def saved_prediction(folder: Path, root: Path) -> Entry:
+    """A folder below ``root`` that ``ambiseg predict`` wrote, by its place there."""
+    about = Written.read(folder)
+    name = folder.relative_to(root).as_posix() if folder != root else about.name
+    present = sum(mask.weight for mask in about.masks)
+    values = {"masks": len(about.masks), "top": about.masks[0].weight / (present or 1)}
+    return Entry(name, "prediction", values, lambda jobs, *_: jobs.add(name, SavedScene(folder)))
 
 
 def case_values(evaluations: Sequence[Evaluation | None]) -> dict[str, dict[str, float | int | str | None]]:
@@ -185,17 +147,17 @@ def case_values(evaluations: Sequence[Evaluation | None]) -> dict[str, dict[str,
     return found
 
 
-def run_cases(runs: Sequence[Run], data: str | None, split: str = "test") -> list[RunCase]:
+def run_cases(runs: Sequence[Run], data: str | None, split: str = "test") -> list[Entry]:
     """The cases to look at with these runs: of ``data`` if that is given, else the first run's part ``split``."""
     evaluations = [saved_evaluation(run, split) for run in runs]
     values = case_values(evaluations)
     if data is not None:
         opened = Data.at(data)
         _check_fit(opened.cases, runs[0].card, data)
-        return [RunCase(name, opened, values.get(name, {})) for name in opened.cases.names]
+        return [run_case(name, opened, values.get(name, {})) for name in opened.cases.names]
     own, first = Data(runs[0].config.data), evaluations[0]
     names = [case.name for case in first.cases] if first is not None else runs[0].split.parts.get(split, [])
-    return [RunCase(name, own, values.get(name, {})) for name in names]
+    return [run_case(name, own, values.get(name, {})) for name in names]
 
 
 def _check_fit(cases: Cases, card: Card, path: str) -> None:
