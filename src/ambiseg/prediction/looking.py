@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -97,3 +97,29 @@ def unlike_note(look: Look) -> tuple[str, ...]:
     share = f"{100 * look.unlike:.0f} %" if look.unlike < 1 else "all"
     found = f"its features are farther from those of the training images than in {share} of the validation images"
     return (f"{found}; its masks may mean nothing",)
+
+
+def verdict(look: Look | None) -> tuple[str, str]:
+    """A word for the style of a page, and the sentence.
+
+    >>> verdict(Look(0.4))[1]
+    'Whether this image needs a second look is not known'
+    """
+    if look is None or look.needed is None:
+        return "unknown", "Whether this image needs a second look is not known"
+    if look.needed:
+        return "needed", "Look at this image yourself"
+    return "calm", "Nothing suggests that this image needs a second look"
+
+
+def reasons(look: Look | None) -> Iterator[str]:
+    """Sentences for a page: what the verdict rests on."""
+    if look is None:
+        return
+    if look.is_unlike:
+        yield "It is unlike the images that the model has learned from, so everything below may be wrong."
+    if look.unsure is not None:
+        compared = f"than those of {round(100 * look.unsure)} of 100 images that the model was checked on"
+        yield f"Its readings are expected to differ more {compared}."
+    if look.needed is None:
+        yield "The model has not been prepared for this question: ambiseg look does that."

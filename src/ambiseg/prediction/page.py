@@ -18,7 +18,8 @@ from ambiseg.decisions.compaction import compact
 from ambiseg.decisions.consensus import consensus
 from ambiseg.decisions.measure import MEASURES, Measurement, measure_all
 from ambiseg.masks import MaskDistribution
-from ambiseg.prediction.result import Look, Prediction
+from ambiseg.prediction.looking import reasons, verdict
+from ambiseg.prediction.result import Prediction
 from ambiseg.viz import pictures
 from ambiseg.viz.colours import distinct, label_colours
 from ambiseg.viz.page import number, render
@@ -86,8 +87,8 @@ def page(prediction: Prediction) -> str:
         "page.html",
         prediction=prediction,
         slice=k,
-        verdict=_verdict(prediction.look),
-        reasons=list(_reasons(prediction.look)),
+        verdict=verdict(prediction.look),
+        reasons=list(reasons(prediction.look)),
         outline=show.lines([best.labels[0]]),
         agreement=float(best.expected_dice[0]),
         findings=findings[:_CLASSES],
@@ -121,34 +122,6 @@ def _slice(labels: Tensor) -> int:
     """Of a volume the slice of which a mask marks most; the middle one where it marks none."""
     marked = (labels > 0).flatten(1).sum(1)
     return int(marked.argmax()) if bool(marked.any()) else len(labels) // 2
-
-
-# -- whether to look ---------------------------------------------------------------------------------------------------
-
-
-def _verdict(look: Look | None) -> tuple[str, str]:
-    """A word for the style, and the sentence."""
-    if look is None or look.needed is None:
-        return "unknown", "Whether this image needs a second look is not known"
-    if look.needed:
-        return "needed", "Look at this image yourself"
-    return "calm", "Nothing suggests that this image needs a second look"
-
-
-def _reasons(look: Look | None) -> Iterator[str]:
-    if look is None:
-        return
-    if look.is_unlike:
-        yield "It is unlike the images that the model has learned from, so everything below may be wrong."
-    if look.unsure is not None:
-        compared = f"than those of {_of_100(look.unsure)} images that the model was checked on"
-        yield f"Its readings are expected to differ more {compared}."
-    if look.needed is None:
-        yield "The model has not been prepared for this question: ambiseg look does that."
-
-
-def _of_100(share: float) -> str:
-    return f"{round(100 * share)} of 100"
 
 
 # -- what is there -----------------------------------------------------------------------------------------------------
