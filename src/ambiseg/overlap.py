@@ -90,6 +90,8 @@ def joint_overlap(a: Masks, b: Masks, classes: Sequence[int] | None = None, abse
 
 def _parts(a: MaskDistribution, b: MaskDistribution) -> Iterator[tuple[MaskDistribution, MaskDistribution, Any]]:
     """Both, and where both count, in the same bands of pixels: what is made of all pixels would not fit."""
+    if a is b:
+        return ((x, x, x.valid) for x in a.bands(_AT_ONCE))
     return ((x, y, common_valid(x, y)) for x, y in zip(a.bands(_AT_ONCE), b.bands(_AT_ONCE), strict=True))
 
 
@@ -97,7 +99,7 @@ def _by_pixel(a: MaskDistribution, b: MaskDistribution, ids: list[int], valid: T
     """Pixels that every pair of the N + M masks shares, ``[B, N + M, N + M]``, for each class."""
     for c in ids:
         masks = torch.cat([_encode(a, c, valid), _encode(b, c, valid)], 1)
-        yield _intersections(masks, masks)
+        yield intersections(masks, masks)
 
 
 def _by_region(
@@ -156,7 +158,7 @@ def _from_regions(a: MaskDistribution, regions: Regions, pixels: _Sorted, ids: l
         said = _said(regions, c)
         joint = found.new_empty(len(found), N + said.shape[1], N + said.shape[1])
         masks = torch.from_numpy(words.view(np.int64))
-        joint[:, :N, :N] = _intersections(masks, masks)
+        joint[:, :N, :N] = intersections(masks, masks)
         joint[:, :N, N:] = found @ said.transpose(1, 2)
         joint[:, N:, :N] = joint[:, :N, N:].transpose(1, 2)
         joint[:, N:, N:] = _shared(regions, c, pixels.size)
@@ -184,8 +186,9 @@ def _iou(parts: Iterable[tuple[MaskDistribution, MaskDistribution, Any]], cls: i
     """|x ∩ y| / |x ∪ y| of every pair of masks, ``[B, N, M]``; 0/0 = nan where both are empty."""
     shared = either = torch.zeros(())
     for a, b, valid in parts:
-        x, y = _encode(a, cls, valid), _encode(b, cls, valid)
-        shared, either = _intersections(x, y) + shared, _areas(x)[:, :, None] + _areas(y)[:, None, :] + either
+        x = _encode(a, cls, valid)
+        y = x if a is b else _encode(b, cls, valid)
+        shared, either = intersections(x, y) + shared, _areas(x)[:, :, None] + _areas(y)[:, None, :] + either
     return shared / (either - shared)
 
 
@@ -197,7 +200,7 @@ def _mean_over_classes(ious: list[Tensor], absent: Absent) -> Tensor:
 
 
 def _encode(masks: MaskDistribution, cls: int, valid: Tensor | None) -> Tensor:
-    """One class's masks as rows that :func:`_intersections` can multiply.
+    """One class's masks as rows that :func:`intersections` can multiply.
 
     On the CPU 64 pixels share a word, so that an intersection is an AND and a bit count; elsewhere rows are 0/1
     floats and an intersection is a dot product. Both count exactly.
@@ -224,13 +227,16 @@ def _areas(x: Tensor) -> Tensor:
     return exact(torch.from_numpy(_count_bits(x.numpy()).astype(np.float64)))
 
 
-def _intersections(x: Tensor, y: Tensor) -> Tensor:
-    """Pixels shared by every pair of rows, ``[B, N, W] × [B, M, W] -> [B, N, M]``, as exact floating-point counts."""
+def intersections(x: Tensor, y: Tensor) -> Tensor:
+    """Pixels shared by every pair of rows, ``[B, N, W] × [B, M, W] -> [B, N, M]``, as exact floating-point counts.
+
+    Rows are 0/1 floats, or words of 64 pixels (int64, on the CPU).
+    """
     if x.is_floating_point():  # float32 holds every count of a slice exactly; volumes are added slice by slice
         slices = zip(x.split(2**24, 2), y.split(2**24, 2), strict=True)
         return sum((exact(s @ t.transpose(1, 2)) for s, t in slices), start=torch.zeros((), device=x.device))
     if x.shape[1] > y.shape[1]:
-        return _intersections(y, x).transpose(1, 2)
+        return intersections(y, x).transpose(1, 2)
     symmetric, p, q = x is y, x.numpy(), y.numpy()
     drawn = np.bitwise_or.reduce(p, (0, 1)) != 0  # most words are background in every mask: leave them out
     p, q = (np.ascontiguousarray(x[..., drawn]) for x in (p, q))  # indexing alone would leave them transposed

@@ -12,13 +12,15 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ambiseg._util.distinct import distinct
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.extras import require
-from ambiseg.masks import MaskDistribution, Masks, as_masks, exact
-from ambiseg.overlap import check_classes, pairwise_iou
+from ambiseg.masks import MaskDistribution, Masks, as_masks, at_least_float32, exact
+from ambiseg.overlap import check_classes, intersections
 
 LEVELS = 256
 """Thresholds that are tried: multiples of 1/256. Up to 256 equally likely masks have no level between two of them."""
@@ -28,7 +30,6 @@ RATERS = 100
 
 _AT_ONCE = 1 << 24  # labels that are compared at a time
 _TIE = 1e-6  # votes that differ by less are equal: weights are of 32 bits
-_NARROW = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)  # which PyTorch compares on every device
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,30 +55,42 @@ class Consensus:
 
 @dataclass(eq=False)
 class _Image:
-    """The N masks with weight of one image, at the S pixels where any of them or the marginal leaves the background."""
+    """The N distinct masks of one image, at the S pixels where any of them or the marginal leaves the background."""
 
-    labels: Tensor  # [N, S]
-    mass: Tensor  # [N] float64
-    number: Tensor  # [N] which of the masks
-    soft: Tensor | None  # [C, S] the producer's marginal
-    pixels: Tensor  # [S] where
+    labels: np.ndarray  # [N, S]
+    mass: np.ndarray  # [N] float64
+    number: np.ndarray  # [N] which of the masks is the first of its kind
+    soft: np.ndarray | None  # [C, S] the producer's marginal
+    pixels: np.ndarray  # [S] where
     outside: int  # pixels that count and are background in every mask
     classes: tuple[int, ...] = ()  # that overlaps are averaged over
 
     @cached_property
-    def votes(self) -> Tensor:
+    def votes(self) -> np.ndarray:
         """Weight of the masks that give each pixel each class, ``[C, S]``."""
-        return _votes(self.labels, self.mass)
+        votes = np.zeros((max(2, int(self.labels.max()) + 1), len(self.pixels)))
+        rows = max(1, _AT_ONCE // len(self.pixels))
+        for i in range(0, len(self.mass), rows):
+            some, weight = self.labels[i : i + rows], self.mass[i : i + rows]
+            for c in range(1, len(votes)):
+                votes[c] += weight @ (some == c)
+        votes[0] = self.mass.sum() - votes[1:].sum(0)
+        return votes
 
     @property
-    def probs(self) -> Tensor:
+    def probs(self) -> np.ndarray:
         """The marginal, ``[C, S]``."""
         return self.votes if self.soft is None else self.soft
 
     @cached_property
-    def of_masks(self) -> Tensor:
+    def bits(self) -> list[np.ndarray]:
+        """Of each class the masks as words of 64 pixels, ``[N, W]``."""
+        return [_packed(self.labels, c) for c in self.classes]
+
+    @cached_property
+    def of_masks(self) -> np.ndarray:
         """Expected IoU and Dice of the masks themselves, ``[2, N]``."""
-        return _expected(self.labels, self)
+        return _expected(self.bits, self)
 
     @cached_property
     def of_levels(self) -> _Levels:
@@ -86,13 +99,13 @@ class _Image:
 
 
 class _Levels(NamedTuple):
-    level: Tensor  # [S] of the marginal of the foreground, 0 … 256
-    best: Tensor  # [S] its most probable class
-    expected: Tensor  # [2, 256] IoU and Dice of the masks {level ≥ k}, k = 1 … 256
+    level: np.ndarray  # [S] of the marginal of the foreground, 0 … 256
+    best: np.ndarray  # [S] its most probable class
+    expected: np.ndarray  # [2, 256] IoU and Dice of the masks {level ≥ k}, k = 1 … 256
 
 
 class _Chosen(NamedTuple):
-    labels: Tensor  # [S]
+    labels: np.ndarray  # [S]
     mask: int = -1
     threshold: float = float("nan")
 
@@ -161,30 +174,25 @@ def consensus_each(
     parts = masks if len(masks) > 1 else (masks,)  # a copy of one image would be checked again
     images = [_reduced(one, ids is not None and 0 in ids) for one in parts]
     if ids is None:
-        present = {c for one in images if one is not None for c in one.votes.amax(1).nonzero().flatten().tolist()}
+        present = {c for one in images if one is not None for c in np.flatnonzero(one.votes.any(1)).tolist()}
         ids = sorted(present - {0}) or [1]
-    B, device, dtype = len(masks), masks.device, exact(masks.mass).dtype
-    narrow = masks.labels.dtype if masks.labels.dtype in _NARROW else torch.long
-    labels = {name: torch.zeros(B, masks.spatial.numel(), dtype=narrow, device=device) for name in names}
-    numbers = {name: torch.full((4, B), torch.nan, dtype=dtype, device=device) for name in names}
+    B, narrow = len(masks), torch.empty(0, dtype=masks.labels.dtype).numpy().dtype
+    labels = np.zeros((len(names), B, masks.spatial.numel()), narrow)
+    numbers = np.full((4, len(names), B), np.nan)
     for b, image in enumerate(images):
         if image is None:
             continue
         image.classes = tuple(ids)
         chosen = [CONSENSUS[name](image, threshold) for name in names]
-        drawn = torch.stack([one.labels.to(narrow) for one in chosen])
-        expected = _expected(drawn, image)
-        for name, one, row, overlaps in zip(names, chosen, drawn, expected.T, strict=True):
-            labels[name][b, image.pixels] = row
-            numbers[name][:2, b] = overlaps
-            numbers[name][2, b] = image.number[one.mask] if one.mask >= 0 else -1
-            numbers[name][3, b] = one.threshold
-    found = {}
-    for name in names:
-        iou, dice, mask, limit = numbers[name]
-        drawn = labels[name].to(masks.labels.dtype).view(B, *masks.spatial)
-        found[name] = Consensus(name, drawn, iou, dice, mask.nan_to_num(nan=-1).long(), limit)
-    return found
+        drawn = np.stack([one.labels.astype(narrow, copy=False) for one in chosen])
+        labels[:, b, image.pixels] = drawn
+        numbers[:2, :, b] = _expected([_packed(drawn, c) for c in ids], image)
+        numbers[2, :, b] = [image.number[one.mask] if one.mask >= 0 else -1 for one in chosen]
+        numbers[3, :, b] = [one.threshold for one in chosen]
+    made = torch.from_numpy(labels).view(-1, B, *masks.spatial).to(masks.device)
+    iou, dice, mask, limit = torch.from_numpy(numbers).to(masks.device, exact(masks.mass[:1]).dtype)
+    parts = made, iou, dice, mask.nan_to_num(nan=-1).long(), limit
+    return {name: Consensus(name, *(part[i] for part in parts)) for i, name in enumerate(names)}
 
 
 def check_rules(names: Iterable[str]) -> None:
@@ -203,83 +211,102 @@ def installed() -> list[str]:
 
 def _reduced(one: MaskDistribution, background: bool) -> _Image | None:
     """One image at the pixels that matter, all that count where ``background`` is scored; ``None`` if none counts."""
-    mass = exact(one.mass[0])
-    number = (mass > 0).nonzero().flatten()
-    labels = one.labels[0].flatten(1)
-    if labels.dtype not in _NARROW:
-        labels = labels.long()
+    mass = one.mass[0].detach().cpu().double().numpy()
+    number = np.flatnonzero(mass > 0)
+    labels = one.labels[0].flatten(1).cpu().numpy()
     if len(number) < len(labels):
         labels = labels[number]
-    valid = None if one.valid is None else one.valid[0].flatten()
-    shown = torch.ones_like(labels[0], dtype=torch.bool) if background else labels.amax(0) > 0
-    soft = None if one.marginal is None else one.marginal[0].flatten(1)
+    valid = None if one.valid is None else one.valid[0].flatten().cpu().numpy()
+    shown = np.ones(labels.shape[1], bool) if background else np.bitwise_or.reduce(labels, 0) > 0
+    soft = None if one.marginal is None else at_least_float32(one.marginal[0].detach().flatten(1)).cpu().numpy()
     if soft is not None:
         shown |= soft[1:].sum(0) * LEVELS >= 1
-    total = shown.numel() if valid is None else int(valid.sum())
+    total = shown.size if valid is None else int(valid.sum())
     if total == 0:
         return None
     if valid is not None:
         shown &= valid
-    pixels = shown.nonzero().flatten()
+    pixels = np.flatnonzero(shown)
     if len(pixels) == 0:  # background everywhere
-        pixels = torch.zeros(1, dtype=torch.long, device=labels.device) if valid is None else valid.nonzero()[:1, 0]
-    labels, mass = labels[:, pixels], mass[number] / mass[number].sum()
-    soft = None if soft is None else exact(soft[:, pixels])
-    return _Image(labels, mass, number, soft, pixels, total - len(pixels))
+        pixels = np.zeros(1, int) if valid is None else np.flatnonzero(valid)[:1]
+    if soft is not None:
+        soft = soft.take(pixels, 1).astype(float)
+        order = np.argsort(LEVELS - _level_of(soft[1:]), kind="stable")  # as level sets are made
+        soft, pixels = soft.take(order, 1), pixels[order]
+    labels = labels.take(pixels, 1)
+    first, which = distinct(labels > 0 if labels.max() < 2 else labels)
+    mass = np.bincount(which, mass[number] / mass[number].sum())
+    return _Image(labels[first], mass, number[first], soft, pixels, total - len(pixels))
 
 
-def _votes(labels: Tensor, mass: Tensor) -> Tensor:
-    """Weight of the masks that give each pixel each class, ``[C, S]`` float64."""
-    classes = int(labels.max()) + 1
-    votes = torch.zeros(max(2, classes), labels.shape[1], dtype=mass.dtype, device=labels.device)
-    rows = max(1, _AT_ONCE // labels.shape[1])
-    for some, weight in zip(labels.split(rows), mass.split(rows), strict=True):
-        for c in range(classes):
-            votes[c] += weight @ (some == c).to(weight.dtype)
-    return votes
+def _packed(labels: np.ndarray, c: int) -> np.ndarray:
+    """Where masks ``[N, S]`` have a class, as words of 64 pixels ``[N, W]``."""
+    rows, words = max(1, _AT_ONCE // max(1, labels.shape[1])), -(-labels.shape[1] // 64)
+    packed = np.zeros((len(labels), 8 * words), np.uint8)
+    for i in range(0, len(labels), rows):
+        some = np.packbits(labels[i : i + rows] == c, axis=1)
+        packed[i : i + rows, : some.shape[1]] = some
+    return packed.view(np.uint64)
 
 
-def _expected(candidates: Tensor, image: _Image) -> Tensor:
-    """Expected IoU and Dice of K masks ``[K, S]`` with a mask of the image, ``[2, K]``."""
-    a, b = (MaskDistribution(labels[None, :, None]) for labels in (candidates, image.labels))
-    iou = torch.stack([pairwise_iou(a, b, (c,))[0] for c in image.classes])
-    return torch.stack([iou.mean(0) @ image.mass, (2 * iou / (1 + iou)).mean(0) @ image.mass])
+def _expected(candidates: Sequence[np.ndarray], image: _Image) -> np.ndarray:
+    """Expected IoU and Dice of K masks, of which the words of each class are given, with a mask of the image:
+    ``[2, K]``."""
+    overlaps = []
+    for x, y in zip(candidates, image.bits, strict=True):
+        a = torch.from_numpy(x.view(np.int64))[None]
+        b = a if x is y else torch.from_numpy(y.view(np.int64))[None]
+        of_a, of_b = (np.bitwise_count(one).sum(1, dtype=np.int64) for one in (x, y))
+        overlaps.append(_iou(intersections(a, b)[0].numpy(), of_a[:, None], of_b))
+    return _means(overlaps) @ image.mass
+
+
+def _iou(intersection: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    union = a + b - intersection
+    return np.where(union > 0, intersection / np.maximum(union, 1), 1.0)
+
+
+def _means(ious: Sequence[np.ndarray]) -> np.ndarray:
+    """IoU and Dice, means over the classes, of the IoUs of each class: ``[2, …]``."""
+    both = [np.stack([iou, 2 * iou / (1 + iou)]) for iou in ious]
+    return both[0] if len(both) == 1 else sum(both[1:], both[0]) / len(both)
+
+
+def _level_of(foreground: np.ndarray) -> np.ndarray:
+    """The highest k with Σ_c p_c ≥ k / 256, of probabilities ``[C, S]``."""
+    return np.floor(foreground.sum(0) * LEVELS + LEVELS * _TIE).clip(0, LEVELS).astype(np.int16)
 
 
 def _level_sets(image: _Image) -> _Levels:
     foreground = image.probs[1:]
-    level = (foreground.sum(0) * LEVELS + LEVELS * _TIE).floor().long().clamp(0, LEVELS)
-    best = _argmax(foreground) + 1
+    level, best = _level_of(foreground), _argmax(foreground) + 1
     overlaps = []
-    for c in image.classes:
-        # Sorted by level, a set {level ≥ k} is a beginning: what it shares with a mask is a cumulative sum.
-        some = (best == c).nonzero().flatten() if c else torch.arange(len(level), device=level.device)
-        order = some[level[some].argsort(descending=True)]
-        counts = torch.bincount(level[order], minlength=LEVELS + 1)
-        area = counts.flip(0).cumsum(0).flip(0)[1:]  # [256] pixels of the set
-        rows, shared, own = max(1, _AT_ONCE // len(level)), [], []
-        for labels in image.labels.split(rows):
-            hits = (labels[:, order] == c).cumsum(1, dtype=torch.int32)
-            shared.append(torch.nn.functional.pad(hits, (1, 0))[:, area])
-            own.append((labels == c).sum(1, keepdim=True))
-        intersection, drawn = torch.cat(shared), torch.cat(own)
+    for c, words in zip(image.classes, image.bits, strict=True):
+        # Sorted by level, a set {level ≥ k} is a beginning: whole bytes of 8 pixels, and a part of one.
+        some = np.flatnonzero(best == c) if c else np.arange(len(level))
+        order = some[np.argsort(LEVELS - level[some], kind="stable")]
+        area = np.bincount(level[order], minlength=LEVELS + 1)[::-1].cumsum()[-2::-1]  # [256] pixels of the set
+        whole = len(order) == len(level) and bool((np.diff(order) == 1).all())
+        bits = (words if whole else _packed(image.labels.take(order, 1), c)).view(np.uint8)
+        drawn = np.bitwise_count(words).sum(1, dtype=np.int64)[:, None]
+        bits = np.pad(bits, ((0, 0), (0, 1)))
+        before = np.pad(np.bitwise_count(bits).cumsum(1, dtype=np.int32), ((0, 0), (1, 0)))
+        byte, part = np.divmod(area, 8)
+        part = (0xFF00 >> part & 0xFF).astype(np.uint8)  # so many high bits
+        shared = before.take(byte, 1) + np.bitwise_count(bits.take(byte, 1) & part)
         if c == 0:  # the background is what is left of the set
-            intersection, area = drawn - intersection, len(level) - area
-        union = drawn + area - intersection
-        iou = exact(intersection) / exact(union)
-        overlaps.append(iou.nan_to_num(nan=1.0))
-    iou = torch.stack(overlaps)
-    dice = 2 * iou / (1 + iou)
-    return _Levels(level, best, torch.stack([image.mass @ iou.mean(0), image.mass @ dice.mean(0)]))
+            shared, area = drawn - shared, len(level) - area
+        overlaps.append(_iou(shared, drawn, area))
+    return _Levels(level, best, np.stack([image.mass @ score for score in _means(overlaps)]))
 
 
-def _argmax(votes: Tensor) -> Tensor:
+def _argmax(votes: np.ndarray) -> np.ndarray:
     """The first class of the most votes, where votes that differ by rounding only are equal."""
-    best = votes >= votes.amax(0) - _TIE
-    found = torch.full_like(best[0], len(votes) - 1, dtype=torch.long)
-    for c in range(len(votes) - 2, -1, -1):
-        found.masked_fill_(best[c], c)
-    return found
+    return (votes >= votes.max(0) - _TIE).argmax(0)
+
+
+def _first_best(values: np.ndarray) -> int:
+    return int((values >= values.max() - 1e-12).argmax())
 
 
 # -- the rules ---------------------------------------------------------------------------------------------------------
@@ -298,8 +325,7 @@ def _majority(image: _Image, threshold: float | None) -> _Chosen:
 
 
 def _union(image: _Image, threshold: float | None) -> _Chosen:
-    drawn = image.labels.amax(0) > 0
-    return _Chosen((_argmax(image.votes[1:]) + 1) * drawn)
+    return _Chosen((_argmax(image.votes[1:]) + 1) * (np.bitwise_or.reduce(image.labels, 0) > 0))
 
 
 def _intersection(image: _Image, threshold: float | None) -> _Chosen:
@@ -310,7 +336,7 @@ def _intersection(image: _Image, threshold: float | None) -> _Chosen:
 def _least(score: int) -> Rule:
     def rule(image: _Image, threshold: float | None) -> _Chosen:
         of_masks, of_levels = image.of_masks[score], image.of_levels.expected[score]
-        mask, k = int(of_masks.argmax()), LEVELS - 1 - int(of_levels.flip(0).argmax())  # the highest of equal ones
+        mask, k = _first_best(of_masks), LEVELS - 1 - _first_best(of_levels[::-1])  # the highest of equal ones
         if of_levels[k] > of_masks[mask] + 1e-12:  # equal ones: a mask that somebody could have drawn
             return _Chosen(image.of_levels.best * (image.of_levels.level > k), threshold=(k + 1) / LEVELS)
         return _Chosen(image.labels[mask], mask=mask)
@@ -319,33 +345,31 @@ def _least(score: int) -> Rule:
 
 
 def _staple(image: _Image, threshold: float | None) -> _Chosen:
-    labels, first = image.labels.cpu(), image.labels[0]
-    if (image.labels == first).all():
-        return _Chosen(first)  # nothing to estimate: STAPLE would divide 0 by 0
+    labels = image.labels
+    if len(labels) == 1:
+        return _Chosen(labels[0])  # nothing to estimate: STAPLE would divide 0 by 0
     import SimpleITK as sitk
 
     # STAPLE looks at single pixels, so the image may be one long row; the background around it is part of its prior.
-    foreground = [c for c in labels.unique().tolist() if c > 0]
-    rows = torch.nn.functional.pad(labels, (0, image.outside)).to(torch.int32).numpy()
+    foreground = [c for c in np.flatnonzero(image.votes.any(1)).tolist() if c > 0]
+    rows = np.pad(labels, ((0, 0), (0, image.outside)))
+    rows = rows.astype(np.uint8 if rows.max() < 255 else np.uint16, copy=False)  # multi-label: one more id
     pictures = [
         picture
         for row, copies in zip(rows, copies_of(image.mass.tolist()), strict=True)
         if copies
-        for picture in [sitk.GetImageFromArray(row[None].astype("uint16"))] * copies
+        for picture in [sitk.GetImageFromArray(row[None])] * copies
     ]
     if len(foreground) == 1:
         filter_ = sitk.STAPLEImageFilter()
         filter_.SetForegroundValue(float(foreground[0]))
         probability = sitk.GetArrayFromImage(filter_.Execute(pictures))[0, : labels.shape[1]]
-        found = torch.from_numpy(probability >= 0.5).to(labels.dtype) * foreground[0]
-    else:
-        filter_ = sitk.MultiLabelSTAPLEImageFilter()
-        undecided = max(foreground) + 1
-        filter_.SetLabelForUndecidedPixels(undecided)
-        found = torch.from_numpy(sitk.GetArrayFromImage(filter_.Execute(pictures)).astype("int64"))[0]
-        found = found[: labels.shape[1]]
-        found = torch.where(found == undecided, _argmax(_votes(labels, image.mass.cpu())), found)
-    return _Chosen(found.to(first.device))
+        return _Chosen((probability >= 0.5) * np.int64(foreground[0]))
+    filter_ = sitk.MultiLabelSTAPLEImageFilter()
+    undecided = max(foreground) + 1
+    filter_.SetLabelForUndecidedPixels(undecided)
+    found = sitk.GetArrayFromImage(filter_.Execute(pictures))[0, : labels.shape[1]]
+    return _Chosen(np.where(found == undecided, _argmax(image.votes), found))
 
 
 def copies_of(weights: Sequence[float], most: int = RATERS) -> list[int]:
@@ -354,15 +378,15 @@ def copies_of(weights: Sequence[float], most: int = RATERS) -> list[int]:
     >>> copies_of([0.25, 0.25, 0.5]), sum(copies_of([0.123, 0.456, 0.421]))
     ([1, 1, 2], 100)
     """
-    share = torch.tensor(weights, dtype=torch.float64)
-    for total in range(1, most + 1):
-        exactly = share * total
-        if float((exactly - exactly.round()).abs().max()) < 1e-4 and float(exactly.round().sum()) == total:
-            return [int(n) for n in exactly.round()]
-    copies = (share * most).floor()
-    left = most - int(copies.sum())
-    copies[(share * most - copies).argsort(descending=True, stable=True)[:left]] += 1
-    return [int(n) for n in copies]
+    share, totals = np.asarray(weights, float), np.arange(1, most + 1)
+    exactly = share * totals[:, None]
+    whole = exactly.round()
+    fits = (np.abs(exactly - whole).max(1) < 1e-4) & (whole.sum(1) == totals)
+    if fits.any():
+        return whole[fits.argmax()].astype(int).tolist()
+    copies = np.floor(share * most)
+    copies[np.argsort(copies - share * most, kind="stable")[: most - int(copies.sum())]] += 1
+    return copies.astype(int).tolist()
 
 
 CONSENSUS: dict[str, Rule] = {
