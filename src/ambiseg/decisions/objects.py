@@ -65,17 +65,16 @@ def _runs(masks: np.ndarray) -> _Runs:
 def _connected(runs: _Runs, steps: tuple[int, ...]) -> np.ndarray:
     """The object of each run, ``[R]``, numbered in the order of their first runs: runs are joined that touch when one
     of them is moved by a step."""
-    from scipy.sparse import coo_array
+    from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components
 
-    R, one, other = len(runs.begin), [], []
-    for step in steps:
-        first = np.searchsorted(runs.end, runs.begin + step)
-        count = np.searchsorted(runs.begin, runs.end + step, "right") - first
-        one.append(np.repeat(np.arange(R), count))
-        other.append(np.arange(count.sum()) + np.repeat(first - (count.cumsum() - count), count))
-    pairs = np.concatenate(one), np.concatenate(other)
-    return connected_components(coo_array((np.ones(len(pairs[0]), np.int8), pairs), (R, R)), directed=False)[1]
+    moves, R = np.array(steps), len(runs.begin)
+    first = np.searchsorted(runs.end, runs.begin[:, None] + moves)  # [R, steps]
+    count = np.searchsorted(runs.begin, runs.end[:, None] + moves, "right") - first
+    behind = count.cumsum()
+    touching = np.arange(behind[-1]) + np.repeat(first.ravel() - (behind - count.ravel()), count.ravel())
+    rows = np.append(0, behind[len(steps) - 1 :: len(steps)])
+    return connected_components(csr_array((np.ones(len(touching)), touching, rows), (R, R)), directed=False)[1]
 
 
 def _firsts(numbers: np.ndarray) -> np.ndarray:
