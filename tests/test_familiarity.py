@@ -6,6 +6,8 @@ import json
 import shutil
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,11 +17,11 @@ from torch import nn
 import ambiseg
 from ambiseg._util.errors import ConfigError, DataError
 from ambiseg.cli import main
-from ambiseg.familiarity import FILE, Familiarity, fits, look, saved_familiarity
+from ambiseg.familiarity import FILE, Familiarity, data_of, fits, look, saved_familiarity
 from ambiseg.nn.statistics import STATISTICS, input_statistics, watched_layers, watching
 from ambiseg.prediction import predict
 from ambiseg.runs import Run
-from tests.conftest import SHARED
+from tests.conftest import SHARED, TINY
 
 RNG = np.random.default_rng(0)
 
@@ -119,19 +121,88 @@ def test_files_hold_plain_arrays_and_others_are_refused(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def looked_run(tiny_run, tmp_path_factory) -> Path:
+def looked_run(tmp_path_factory) -> Path:
+    """A small training of enough images: what it leaves."""
+    from ambiseg.config import parse
+    from ambiseg.training import train
+
     folder = tmp_path_factory.mktemp("looked") / "run"
-    shutil.copytree(tiny_run, folder)
-    look_at_all(folder)
+    more = ["--data.options={count: 260, size: 32}", "--trainer.epochs=1", "--data.batch_size=16"]
+    train(parse([*TINY, *more]), folder, command=["ambiseg", "train"])
     return folder
 
 
-def look_at_all(folder: Path) -> None:
-    import ambiseg.familiarity as module
+def test_a_training_leaves_the_file_of_its_best_weights(looked_run):
+    run = Run(looked_run)
+    found = saved_familiarity(run)
+    assert found is not None
+    assert found.images == len(found.distances) == len(found.scores) == 20  # one epoch of small images affords no more
+    before = (looked_run / FILE).read_bytes()
+    again = look(looked_run, quiet=True)  # of all images
+    assert (again.images, again.layers) == (len(run.split.parts["train"]), found.layers)
+    assert again.distances.max() > 0
+    (looked_run / FILE).write_bytes(before)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_FEWEST", 2)  # the tiny set has few validation images
-        module.look(folder, quiet=True)
+
+def test_a_resumed_training_renews_it_unless_it_is_off(looked_run, tmp_path, capsys):
+    from ambiseg.training import train
+
+    folder = tmp_path / "run"
+    shutil.copytree(looked_run, folder)
+    (folder / FILE).unlink()
+    config = Run(folder).config
+    train(config.with_settings({"trainer.look": False}), folder, resume=True, quiet=True)  # no epoch is left to do
+    assert not (folder / FILE).exists()
+    train(config, folder, resume=True, quiet=True)
+    assert (folder / FILE).read_bytes() == (looked_run / FILE).read_bytes()
+    train(config.with_settings({"trainer.epochs": 2}), folder, resume=True, quiet=True)
+    assert (folder / FILE).read_bytes() != (looked_run / FILE).read_bytes()
+    assert saved_familiarity(Run(folder)) is not None
+
+
+def test_a_training_does_not_fail_where_it_cannot_be_made(tiny_run, tmp_path, capsys, monkeypatch):
+    import ambiseg.training.looking as ending
+
+    folder = tmp_path / "run"
+    shutil.copytree(tiny_run, folder)
+    run = Run(folder)
+    data = data_of(run, None, True)
+    ending.leave_look(run, data, "cpu", True)
+    start = f"note: no {FILE}, by which predictions say when a person must look: "
+    assert start + "expected at least 20 images of training and validation, found" in capsys.readouterr().err
+    monkeypatch.setattr(ending, "_LIMIT", 0)
+    ending.leave_look(run, data, "cpu", True)
+    assert f"{start}it would take long beside this training; `ambiseg look " in capsys.readouterr().err
+    for error, said in ((OSError(28, "No space left on device"), "No space left on device"), (KeyError(), "KeyError")):
+        monkeypatch.setattr(ending, "affordable", Mock(side_effect=error))
+        ending.leave_look(run, data, "cpu", True)
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(start)
+        assert said in line
+        ending.leave_look(run, data, "cpu", False)
+        assert not capsys.readouterr().err
+    assert not (folder / FILE).exists()
+
+
+@pytest.mark.parametrize(
+    ("epochs", "images", "size", "eval_size", "expected"),
+    [
+        (10, 2520, 64, 64, 512),
+        (2, 1000, 64, 64, 150),
+        (1, 128, 32, 32, 20),
+        (1, 20, 64, 128, 0),
+        (30, 100, 64, 4096, 0),
+    ],
+)
+def test_what_a_training_affords_goes_by_pixels(epochs, images, size, eval_size, expected):
+    from ambiseg.config import Config
+    from ambiseg.training.looking import affordable
+
+    config = Config(trainer={"epochs": epochs}, data={"size": size, "eval_size": eval_size})  # type: ignore[arg-type]
+    data = SimpleNamespace(split=SimpleNamespace(parts={"train": 1, "val": 1}), indices=lambda part: range(images))
+    assert affordable(config, data) == expected  # type: ignore[arg-type]
+    data.split.parts.pop("val")
+    assert affordable(config, data) == 20  # type: ignore[arg-type]
 
 
 def test_a_run_without_the_file_predicts_as_before(tiny_run):

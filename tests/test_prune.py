@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from ambiseg import MoSE
+from ambiseg import MoSE, familiarity
 from ambiseg.cli import main
+from ambiseg.familiarity import saved_familiarity
 from ambiseg.methods.base import Method
 from ambiseg.pruning import Trade, candidates, clustered_error, merge_order, pick, trade_offs
 from ambiseg.runs import Run, load
@@ -109,7 +110,8 @@ def test_methods_whose_strata_cannot_be_merged_say_so():
     assert {name for name, method in METHODS.items() if method.merged is not Method.merged} == {"mose"}
 
 
-def test_prune_writes_a_run_that_every_command_takes(tiny_run, tmp_path, capsys):
+def test_prune_writes_a_run_that_every_command_takes(tiny_run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(familiarity, "FEWEST", 2)  # the tiny set has few validation images
     out = tmp_path / "fewer"
     assert main(["prune", str(tiny_run), "--strata", "2", "--steps", "3", "--out", str(out), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -122,6 +124,7 @@ def test_prune_writes_a_run_that_every_command_takes(tiny_run, tmp_path, capsys)
     assert run.config.model.model_dump()["experts"] == 2
     assert run.members[0]["best"] == Run(tiny_run).digest("best")
     assert json.loads((out / "prune.json").read_text())["chosen"] == 2
+    assert saved_familiarity(run) is not None
     model = load(out)
     assert model.predict(torch.rand(1, 1, 32, 32)).weights.shape == (1, 2)  # type: ignore[attr-defined]
     full = load(tiny_run).method.state_dict()

@@ -122,6 +122,7 @@ def test_a_run_of_the_plain_command_is_the_member():
         ({"data.cache": None}, True),
         ({"trainer.accelerator": "cpu"}, True),
         ({"trainer.tensorboard": True}, True),
+        ({"trainer.look": False}, True),
         ({"trainer.threads": 1}, False),  # may change the last digits
         ({"trainer.epochs": 11}, False),
         ({"trainer.devices": 2}, False),

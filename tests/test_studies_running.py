@@ -104,6 +104,7 @@ def test_an_interrupted_training_goes_on_and_is_the_same_as_a_whole_one(folder):
     assert logged(folder / "out", "two") == ["train", "evaluate"]
     (run,) = (folder / "out" / "members").glob("one-*")
     assert len(Run(run).history) == 25
+    assert not Run(run).config.trainer.look  # its scores do not need it
     assert Run(run).about["command"][:2] == ["ambiseg", "train"]
     assert json.loads((run / "evaluation-test.json").read_text())["which"] == "last"
 

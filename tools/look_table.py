@@ -1,10 +1,10 @@
 """The table of detection rates in docs/looking.md: how many changed images `ambiseg look` and the card's values find.
 
-    ambiseg look RUN --root DATA
     python tools/look_table.py RUN DATA [OTHER.npz]
 
-OTHER.npz holds pictures ``[N, H, W, 3]`` under any name; they are made grey, cut to the size of the images, and given
-the range of the training images. At most 300 test images.
+RUN has look.npz, as `ambiseg look RUN` and trainings leave it. OTHER.npz holds pictures ``[N, H, W, 3]`` under any
+name; they are made grey, cut to the size of the images, and given the range of the training images. At most 300 test
+images.
 """
 
 from __future__ import annotations
@@ -15,12 +15,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from ambiseg.config import Config
-from ambiseg.data.module import DataModule
-from ambiseg.familiarity import joined, saved_familiarity
+from ambiseg.familiarity import data_of, joined, saved_familiarity
 from ambiseg.nn.statistics import watching
 from ambiseg.runs import open_run
-from ambiseg.settings import validate
 
 MOST = 300
 
@@ -32,10 +29,7 @@ def main(place: str, root: str, other: str | None = None) -> None:
     familiarity, model = saved_familiarity(run), run.model()
     assert familiarity is not None, "run `ambiseg look` first"
     assert model.card.values is not None
-    values, settings = model.card.values, {**vars(run.config.data), "intensity": model.card.intensity, "root": root}
-    module = DataModule(validate(Config, {**dict(run.config), "data": settings}).data, split=run.split)
-    module.prepare_data()
-    module.setup()
+    values, module = model.card.values, data_of(run, {"root": root}, quiet=False)
     size = module.eval_window.size
     indices = module.indices("test")
     images = [np.asarray(module.cases[i].image, np.float32) for i in indices[:: -(-len(indices) // MOST)]]

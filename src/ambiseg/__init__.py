@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from ambiseg.ensembles import ensemble
     from ambiseg.evaluation import Evaluation, evaluate, evaluate_files
     from ambiseg.exporting import export
+    from ambiseg.familiarity import look
     from ambiseg.masks import MaskDistribution
     from ambiseg.methods import METHODS, Method, MoSE, Predictive, Stratified, load_official
     from ambiseg.metrics import (
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from ambiseg.planning import Plan, plan
     from ambiseg.prediction import predict
     from ambiseg.prediction.calibrating import calibrate
+    from ambiseg.pruning import prune
     from ambiseg.reporting import report
     from ambiseg.runs import Run, TrainedModel, load
     from ambiseg.studies import study
@@ -90,6 +92,7 @@ _NAMES = {
     "ensembles": ("ensemble",),
     "evaluation": ("Evaluation", "evaluate", "evaluate_files"),
     "exporting": ("export",),
+    "familiarity": ("look",),
     "masks": ("MaskDistribution",),
     "methods": ("METHODS", "Method", "MoSE", "Plan", "Predictive", "Stratified", "load_official"),
     "metrics": (
@@ -99,6 +102,7 @@ _NAMES = {
     "planning": ("Plan", "plan"),
     "prediction": ("predict",),
     "prediction.calibrating": ("calibrate",),
+    "pruning": ("prune",),
     "reporting": ("report",),
     "runs": ("Run", "TrainedModel", "load"),
     "studies": ("study",),
@@ -114,9 +118,10 @@ __all__ = [  # noqa: RUF022 - names first, then modules
     "CONSENSUS", "MEASURES", "METHODS", "PROTOCOLS", "Compacted", "Config", "Consensus", "Evaluation",
     "MaskDistribution", "Measurement", "Method", "MoSE", "Plan", "Predictive", "Run", "Stratified", "TrainedModel",
     "bootstrap", "calibrate", "compact", "compare", "consensus", "ece", "ensemble", "evaluate", "evaluate_files",
-    "export", "ged", "load", "load_official", "matched_iou", "measure", "pairwise_iou", "pixel_entropy", "plan",
-    "predict", "reliability_curve", "report", "sample_diversity", "study", "train", "config", "data", "evaluation",
-    "io", "masks", "methods", "metrics", "nn", "overlap", "prediction", "regions", "runs", "training", "transport",
+    "export", "ged", "load", "load_official", "look", "matched_iou", "measure", "pairwise_iou", "pixel_entropy", "plan",
+    "predict", "prune", "reliability_curve", "report", "sample_diversity", "study", "train", "config", "data",
+    "evaluation", "io", "masks", "methods", "metrics", "nn", "overlap", "prediction", "regions", "runs", "training",
+    "transport",
 ]  # fmt: skip
 
 

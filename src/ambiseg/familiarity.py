@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
 
 FILE = "look.npz"
 _FORMAT = "ambiseg.Look/1"
-_AXES, _FEWEST, _PIXELS, _SAMPLES = 64, 20, 1 << 25, 16
+FEWEST = 20  # images of each part, without which there is nothing to compare with
+_AXES, _PIXELS, _SAMPLES = 64, 1 << 25, 16
+_AT_ONCE = 1 << 16  # pixels of a batch
 _UNLIKE, _OFTEN = (
     0.99,
     0.8,
@@ -233,37 +236,56 @@ def look(
     opened = run if isinstance(run, Run) else open_run(run)
     if out is None and not isinstance(run, Run) and is_shipped(run):
         raise ConfigError(f"{os.fspath(run)}: expected the folder of a run to write into, found a model of the package")
-    card, module = opened.card, data_of(opened, data, quiet)
-    method = opened.model(which).method
-    train, others = _parts(module)
-    if len(train) < _FEWEST or len(others) < _FEWEST:
-        found = f"{len(train)} and {len(others)}"
-        raise ConfigError(
-            f"{opened.folder}: expected at least {_FEWEST} images of training and validation, found {found}"
-        )
-    with reporting("looking at images", quiet) as report:
-        batch = module.batch_of(train[0])
-        layers = () if method.incoherent else watched_layers(method, batch.images[..., :64, :64])
-        rows, scores = [], []
-        for done, index in enumerate([*train, *others], 1):
-            batch = module.batch_of(index)
-            with watching(method, layers) as seen:
-                predictive = method.predict_whole(batch.images)
-            rows.append(joined(batch.images, seen.statistics())[0].double().numpy())
-            if done > len(train):
-                generator = torch.Generator().manual_seed(seed_of(0, "look", batch.names[0]))
-                masks = predictive.sample(_SAMPLES, generator)
-                scores.append([one(masks, card.evaluated).item() for one in (expected_disagreement, area_disagreement)])
-            report(done, len(train) + len(others))
-    table = np.stack(rows)
-    pairs, areas = np.array(scores).T
-    score = "pairs" if pairs.any() else "areas"
-    made = Familiarity.of(
-        table[: len(train)], table[len(train) :], pairs if score == "pairs" else areas, layers, cast(_Score, score),
-        opened.digest(which),
-    )  # fmt: skip
+    made = look_at(opened, data_of(opened, data, quiet), which, quiet=quiet)
     made.save(opened.folder / FILE if out is None else Path(out))
     return made
+
+
+def look_at(
+    run: Run,
+    module: DataModule,
+    which: Which = "best",
+    *,
+    most: int = 512,
+    device: torch.device | str = "cpu",
+    quiet: bool = False,
+) -> Familiarity:
+    """The same with the data of the run at hand; nothing is written.
+
+    Args:
+        run: whose weights are taken.
+        module: the run's data, with its split.
+        which: weights.
+        most: images of each part, at most.
+        device: that the network runs on.
+        quiet: no progress.
+    """
+    evaluated, method = run.card.evaluated, run.model(which, device).method
+    whole = [module.indices(part) if part in module.split.parts else [] for part in ("train", "val")]
+    if min(map(len, whole)) < FEWEST:
+        found = f"{len(whole[0])} and {len(whole[1])}"
+        raise ConfigError(f"{run.folder}: expected at least {FEWEST} images of training and validation, found {found}")
+    train, others = (_some(module, indices, most) for indices in whole)
+    rows, scores = list[np.ndarray](), list[Tensor]()
+    with reporting("looking at images", quiet) as report:
+        first = module.batch_of(train[0]).to(device)
+        layers = () if method.incoherent else watched_layers(method, first.images[..., :64, :64])
+        for indices in [*_batches(module, train), *_batches(module, others)]:
+            batch = module.batch_of(*indices).to(device)
+            with watching(method, layers) as seen:
+                predictive = method.predict_whole(batch.images)
+            if len(rows) >= len(train):
+                generator = torch.Generator(device).manual_seed(seed_of(0, "look", batch.names[0]))
+                masks = predictive.sample(_SAMPLES, generator)
+                both = expected_disagreement(masks, evaluated), area_disagreement(masks, evaluated)
+                scores.append(torch.stack(both).cpu())
+            rows.extend(joined(batch.images, seen.statistics()).double().numpy())
+            report(len(rows), len(train) + len(others))
+    table = np.stack(rows)
+    pairs, areas = torch.cat(scores, 1).numpy()
+    score: _Score = "pairs" if pairs.any() else "areas"
+    chosen = pairs if score == "pairs" else areas
+    return Familiarity.of(table[: len(train)], table[len(train) :], chosen, layers, score, run.digest(which))
 
 
 def data_of(run: Run, data: Mapping[str, Any] | None, quiet: bool) -> DataModule:
@@ -287,14 +309,15 @@ def data_of(run: Run, data: Mapping[str, Any] | None, quiet: bool) -> DataModule
     return module
 
 
-def _parts(module: DataModule) -> tuple[list[int], list[int]]:
-    """Training images, and images that were not trained on; without a validation part there are none of these."""
-    found = []
-    for part in ("train", "val"):
-        indices = some_of(module.indices(part)) if part in module.split.parts else []
-        if indices:
-            height, width = module.eval_window.size or module.cases.size_of(indices[0])
-            most = max(_FEWEST, _PIXELS // (height * width))
-            indices = indices[:: -(-len(indices) // most)]
-        found.append(indices)
-    return found[0], found[1]
+def _some(module: DataModule, indices: list[int], most: int) -> list[int]:
+    """Images of a part, fewer where they are large."""
+    height, width = module.eval_window.size or module.cases.size_of(indices[0])
+    return some_of(indices, min(most, max(FEWEST, _PIXELS // (height * width))))
+
+
+def _batches(module: DataModule, indices: list[int]) -> Iterator[list[int]]:
+    """Images that lie side by side and are of one size, so many that a network's calls do not count."""
+    size = module.eval_window.size
+    for (height, width), group in groupby(indices, lambda index: size or module.cases.size_of(index)):
+        alike, count = list(group), max(1, _AT_ONCE // (height * width))
+        yield from (alike[start : start + count] for start in range(0, len(alike), count))

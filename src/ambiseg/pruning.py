@@ -15,9 +15,10 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -27,15 +28,18 @@ from ambiseg._util.errors import ConfigError
 from ambiseg._util.files import atomic_write, write_text
 from ambiseg._util.progress import reporting
 from ambiseg.data.loader import Batch, seed_of
-from ambiseg.data.module import DataModule
 from ambiseg.data.values import some_of
-from ambiseg.familiarity import data_of
+from ambiseg.familiarity import FILE as LOOK
+from ambiseg.familiarity import data_of, look_at
 from ambiseg.methods.base import Method, Stratified
 from ambiseg.methods.drawing import bias, draw, unbiased_ged
 from ambiseg.metrics import compare
 from ambiseg.overlap import pairwise_iou
 from ambiseg.runs import Run, Which, open_run
 from ambiseg.weights import write_weights
+
+if TYPE_CHECKING:
+    from ambiseg.data.module import DataModule
 
 FILE = "prune.json"
 _FORMAT = "ambiseg.Pruned/1"
@@ -147,7 +151,10 @@ def prune(
         write_weights(models[chosen], file, {})
         write_weights(models[chosen], other, {})
     write_text(Path(out) / FILE, json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    return Pruned(Run(out), table, chosen, unused)
+    pruned = Run(out)
+    with suppress(ConfigError):  # too few images
+        look_at(pruned, module, quiet=quiet).save(pruned.folder / LOOK)
+    return Pruned(pruned, table, chosen, unused)
 
 
 def candidates(strata: int) -> list[int]:

@@ -6,6 +6,7 @@
 ``split.json``         which case is in which part, with a fingerprint of the data
 ``metrics.csv``        one line per epoch
 ``cost.json``          CPU and wall time of the training so far
+``look.npz``           what images of the training are like: by training when it ends, or by ``ambiseg look``
 ``calibration.json``   what ``ambiseg calibrate`` found out about the best weights, if it was run
 ``best.safetensors``   weights of the epoch with the smallest unbiased validation GED; the last until one has any
 ``last.safetensors``   weights of the last epoch

@@ -42,6 +42,11 @@ class TrainerConfig(Settings):
     )
     threads: int | None = Field(default=None, ge=1, le=1024, description="CPU threads of PyTorch; null: its own choice")
     check_every: int = Field(default=1, ge=1, le=EPOCHS, description="epochs from one validation to the next")
+    look: bool = Field(
+        default=True,
+        description="when the training has ended, look at images of it, so that predictions say when a person must "
+        "look (``look.npz``)",
+    )
     tensorboard: bool = Field(default=False, description="also write TensorBoard logs; needs the package tensorboard")
     deterministic: bool = Field(
         default=False, description="only algorithms that repeat to the last bit, where a device has a choice"

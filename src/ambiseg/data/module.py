@@ -164,9 +164,9 @@ class DataModule(LightningDataModule):
         """Any part in order and without augmentation."""
         return self._loader(part)
 
-    def batch_of(self, index: int) -> Batch:
-        """One case alone, as validation and test see it."""
-        return self._batches()[BatchSpec((index,), 0)]
+    def batch_of(self, *indices: int) -> Batch:
+        """One case alone, or several of one size, as validation and test see them."""
+        return self._batches()[BatchSpec(indices, 0)]
 
     def _batches(self, training: bool = False) -> Loader:
         config = self.config

@@ -84,10 +84,10 @@ class Values:
         return inside and narrowest / _FACTOR <= found[5] - found[1] <= widest * _FACTOR
 
 
-def some_of(indices: Sequence[int]) -> list[int]:
+def some_of(indices: Sequence[int], most: int = _MOST) -> list[int]:
     """At most 512 of these numbers, evenly spaced: reading all of a large data set would take long."""
-    step = max(1.0, len(indices) / _MOST)
-    return [indices[int(i * step)] for i in range(min(len(indices), _MOST))]
+    step = max(1.0, len(indices) / most)
+    return [indices[int(i * step)] for i in range(min(len(indices), most))]
 
 
 def thinned(image: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ _IGNORED = (
     "data.workers",
     "data.cache",
     "trainer.accelerator",
+    "trainer.look",
     "trainer.strategy",
     "trainer.tensorboard",
 )

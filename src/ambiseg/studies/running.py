@@ -145,7 +145,7 @@ class Runner:
             place.parent.mkdir(parents=True, exist_ok=True)
             write_text(place, dump(trial.member.config.with_settings({"seed": trial.seed})))
             words = [str(place)]
-        return ["train", *words, "--out", str(trial.folder)]
+        return ["train", *words, "--trainer.look", "false", "--out", str(trial.folder)]  # scores do not need it
 
     def _start(self, trial: Trial, lock: Lock, command: list[str]) -> None:
         log = self.store.log(trial.member, trial.seed)

@@ -99,6 +99,8 @@ def train(
             how = {"precision": prepared.precision, "reasons": reasons, "warnings": prepared.warned}
             stack.enter_context(Run.begin(out, config, prepared.card, prepared.data.split, typed, **how))
         prepared.fit()
+        if config.trainer.look and first_process():
+            prepared.look(show)
     return Run(out)
 
 
@@ -185,6 +187,16 @@ class Prepared:
             raise Stopped(_how_to_resume(self.out)) from None
         if self.trainer.interrupted:
             raise Stopped(_how_to_resume(self.out))
+
+    def look(self, show: bool) -> None:
+        """Prepare the run to say when a person must look, once it is trained."""
+        from ambiseg.training.looking import leave_look
+
+        try:
+            leave_look(Run(self.out), self.data, self.trainer.strategy.root_device, show)
+        except KeyboardInterrupt:
+            what = "stopped when the training had ended: predictions will not say when a person must look"
+            raise Stopped(f"{what}, unless you call: ambiseg look {shlex.quote(str(self.out))}") from None
 
 
 def _auto(data: DataConfig) -> str:
