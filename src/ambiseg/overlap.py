@@ -25,6 +25,7 @@ Cost: TypeAlias = Callable[..., Tensor]
 
 
 _AT_ONCE = 2**22  # pixels of an image whose masks are compared at a time
+_FEW = 16  # classes that are looked for one by one
 _CACHED = 2**16  # words, 512 kB: pairs of masks compared at a time, so that they stay in the cache
 
 
@@ -441,13 +442,26 @@ def occurring(a: Masks, b: Masks | None = None) -> list[int]:
     found = set[int]()
     for *both, valid in _parts(a, b):
         for masks in both[: 1 + (b is not a)]:
-            counts = (masks.mass > 0)[(...,) + (None,) * len(masks.spatial)]
-            for n in range(masks.count):  # one mask of each image at a time: little memory
-                shown = counts[:, n] if valid is None else counts[:, n] & valid
-                ids = masks.labels[:, n].long() * shown
-                few = int(ids.max()) < 2**16  # a sort would take longer
-                found.update((torch.bincount(ids.flatten()).nonzero() if few else ids.unique()).flatten().tolist())
+            found |= _occurring(masks, valid, found)
     return sorted(found - {0}) or [1]
+
+
+def _occurring(masks: MaskDistribution, valid: Tensor | None, known: set[int]) -> set[int]:
+    """The classes of masks at pixels that count, or some that are not known; perhaps with 0."""
+    labels = masks.labels
+    top = int((labels.long() if labels.dtype in (torch.uint16, torch.uint32) else labels).max())
+    counts = (masks.mass > 0)[(...,) + (None,) * len(masks.spatial)]
+    if top < _FEW:
+        counts = counts if valid is None else counts & valid[:, None]
+        every = bool(counts.all())
+        at = ((c, labels == c) for c in range(1, top + 1) if c not in known)
+        return {c for c, there in at if bool((there if every else there & counts).any())}
+    found = set[int]()
+    for n in range(masks.count):  # one mask of each image at a time: little memory
+        ids = labels[:, n].long() * (counts[:, n] if valid is None else counts[:, n] & valid)
+        few = int(ids.max()) < 2**16  # a sort would take longer
+        found.update((torch.bincount(ids.flatten()).nonzero() if few else ids.unique()).flatten().tolist())
+    return found
 
 
 def _same(a: object, b: object, what: str, first: str, second: str) -> None:

@@ -199,15 +199,16 @@ def choose(iou: np.ndarray, mass: np.ndarray, k: int) -> np.ndarray:
             break
         least = found[1]
         kept.append(found[0])
-    for _ in range(_SWEEPS):
-        improved = False
-        for place in range(len(kept)) if len(kept) < int(usable.sum()) else ():
-            rest = kept[:place] + kept[place + 1 :]
-            found = _best_addition(iou, target, rest, usable, least - _GAIN)
-            if found is not None and found[0] != kept[place]:
-                kept[place], least, improved = found[0], found[1], True
-        if not improved:
+    # The last one is the best beside the others, as is each that was exchanged until another one is.
+    place = settled = 0
+    for _ in range(_SWEEPS * len(kept) if len(kept) < int(usable.sum()) else 0):
+        if settled >= len(kept) - 1:
             break
+        found = _best_addition(iou, target, kept[:place] + kept[place + 1 :], usable, least - _GAIN)
+        settled += 1
+        if found is not None and found[0] != kept[place]:
+            kept[place], least, settled = found[0], found[1], 0
+        place = (place + 1) % len(kept)
     return np.array(kept)
 
 
@@ -216,8 +217,8 @@ def _best_addition(
 ) -> tuple[int, float] | None:
     """The mask that lowers f most when it joins ``kept``, and f with it; ``None`` where none comes below ``below``.
 
-    Without w ≥ 0 the minimum of every candidate follows from one linear system for all of them: a lower bound. Exact
-    weights are computed in the order of bounds, until a bound is not below the best that was found.
+    Without w ≥ 0 the minimum of every candidate follows from one linear system for all of them: a lower bound. Where it
+    breaks w ≥ 0, exact weights are computed, in the order of bounds, until one is not below the best that was found.
     """
     free = usable.copy()
     free[kept] = False
@@ -236,13 +237,17 @@ def _best_addition(
     least = weights @ base @ weights - 2 * target[kept] @ weights
     slope = across.T @ weights - target[others] - level
     curve = np.diag(iou)[others] + (across * moves).sum(0) + prices + _RIDGE
-    bounds = least - np.where(curve > 1e-12, slope**2 / np.maximum(curve, 1e-12), 0)
+    share = np.where(curve > 1e-12, -slope / np.maximum(curve, 1e-12), 0)
+    bounds = least + slope * share
+    inside = (share >= 0) & (weights[:, None] + moves * share >= 0).all(0)  # the lower bound is the minimum
     found = None
     for place in np.argsort(bounds, kind="stable")[:_TRIED]:
         if bounds[place] >= below:
             break
-        together = [*kept, int(others[place])]
-        _, exactly = simplex_weights(iou[np.ix_(together, together)], target[together])
+        exactly = float(bounds[place])
+        if not inside[place]:
+            together = [*kept, int(others[place])]
+            exactly = simplex_weights(iou[np.ix_(together, together)], target[together])[1]
         if exactly < below:
             found, below = (int(others[place]), exactly), exactly
     return found
