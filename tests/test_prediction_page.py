@@ -14,6 +14,9 @@ from ambiseg import MaskDistribution, MoSE, consensus, measure, predict
 from ambiseg.cli import main
 from ambiseg.decisions.calibration import Calibration, ClassThresholds, apply
 from ambiseg.decisions.compaction import compact
+from ambiseg.decisions.measure import MEASURES, measure_all
+from ambiseg.prediction import decisions, write
+from ambiseg.prediction.exchange import Exchange
 from ambiseg.prediction.page import page
 from ambiseg.prediction.result import Look, Prediction
 from tests.pages import Reader
@@ -114,6 +117,23 @@ def test_what_a_calibration_guarantees_is_shown():
     assert "checked on 40 patients" in text
     assert "at least 90 of 100 cases" in text
     assert len(Reader(page(replace(sample(), guaranteed=bound))).all("img")) == 5
+
+
+def test_nothing_is_computed_twice(tmp_path, monkeypatch):
+    """Files and page ask for the same mask, and for measurements of the same masks."""
+    (found,) = predict("demo", "sample", consensus=["dice", "union"], measure=True)
+    calls = []
+    for name in ("consensus_each", "measure_all", "compact"):
+        made = getattr(decisions, name)
+        monkeypatch.setattr(decisions, name, lambda *a, made=made, name=name, **k: calls.append(name) or made(*a, **k))
+    folder = write(found, tmp_path, exchange=Exchange(page=True))
+    page(found)
+    assert sorted(calls) == ["compact", "consensus_each", "measure_all"]
+    listed = json.loads((folder / "measurements.json").read_text())["measurements"]
+    assert [one["what"] for one in listed] == list(MEASURES)
+    for one, other in zip(listed, measure_all(found.masks, spacing=found.source.spacing), strict=True):
+        assert one["values"] == other.values[0].tolist()
+        assert one["unit"] == other.unit
 
 
 def test_the_command_writes_it(tmp_path, capsys):

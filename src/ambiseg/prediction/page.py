@@ -14,8 +14,6 @@ import numpy as np
 from torch import Tensor
 
 from ambiseg._util.files import write_text
-from ambiseg.decisions.compaction import compact
-from ambiseg.decisions.consensus import consensus
 from ambiseg.decisions.measure import MEASURES, Measurement, measure_all
 from ambiseg.masks import MaskDistribution
 from ambiseg.prediction.looking import reasons, verdict
@@ -75,12 +73,10 @@ def page(prediction: Prediction) -> str:
     >>> "Readings that matter" in html, "http" in html
     (True, False)
     """
-    best = consensus(prediction.masks, "dice")
+    best = prediction.decisions.consensus(["dice"])["dice"]
     k = _slice(best.labels[0]) if prediction.source.slices > 1 else None
     show = _Show(prediction, k)
-    found = prediction.masks
-    if found.count > READINGS:
-        found = compact(found, READINGS).masks
+    found = prediction.decisions.fewer(READINGS)
     findings = list(_findings(prediction))
     return render(
         "ambiseg.prediction",
@@ -129,8 +125,7 @@ def _slice(labels: Tensor) -> int:
 
 def _findings(prediction: Prediction) -> Iterator[Finding]:
     """Of every class that any mask has, or of the first one; the most probable first."""
-    masks, classes = prediction.masks, range(1, len(prediction.classes))
-    measured = measure_all(masks, classes, prediction.source.spacing, ("presence", *_MEASURED))
+    measured = prediction.decisions.measures(("presence", *_MEASURED))
     width = 1 + len(_MEASURED)
     of_class = {one.of: measured[i * width : (i + 1) * width] for i, one in enumerate(measured[::width])}
     order = sorted(of_class, key=lambda c: -float(of_class[c][0].mean))

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from ambiseg.decisions.consensus import check_rules
 from ambiseg.io.source import Source
 from ambiseg.masks import MaskDistribution
 from ambiseg.nn.windows import spacing
+from ambiseg.prediction.decisions import Decisions
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,11 @@ class Prediction:
     kept: Kept | None = None  #: None: masks are all that were drawn
     look: Look | None = None  #: whether a person must look
     guaranteed: Guaranteed | None = None  #: of the run's calibration; None without one, and of volumes
+
+    @cached_property
+    def decisions(self) -> Decisions:
+        """Single masks, measurements and fewer masks."""
+        return Decisions(self.masks, len(self.classes), self.source.spacing)
 
     @property
     def form(self) -> str:

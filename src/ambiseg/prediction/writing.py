@@ -10,7 +10,8 @@
 ``inner.png`` …        of a calibrated run: ``outer``, ``inner``, ``found`` and ``sure``, with the id of the class
                       (``inner_2.png`` …, where several are evaluated)
 ``overview.png``       image, masks and entropy in one picture
-``consensus_…``        single masks, and ``measurements.csv`` and ``.json``: see :mod:`ambiseg.prediction.deciding`
+``consensus_NAME.png``  one mask by the rule NAME of :data:`~ambiseg.decisions.consensus.CONSENSUS`
+``measurements.csv``   and ``.json``: see :mod:`ambiseg.prediction.deciding`
 ====================  =============================================================================================
 """
 
@@ -28,9 +29,10 @@ from ambiseg._util.bands import counted
 from ambiseg._util.errors import DataError
 from ambiseg._util.files import atomic_folder, atomic_write, write_text
 from ambiseg.decisions.consensus import Consensus
-from ambiseg.decisions.measure import table
+from ambiseg.decisions.measure import MEASURES, table
 from ambiseg.io.write import suffix_for, write_heat, write_map
-from ambiseg.prediction.deciding import consensus_of, measured, measurements_json, summaries
+from ambiseg.prediction.deciding import measurements_json, summaries
+from ambiseg.prediction.decisions import CHEAP
 from ambiseg.prediction.exchange import Exchange, write_exchange
 from ambiseg.prediction.overview import draw_overview
 from ambiseg.prediction.result import Kept, Prediction
@@ -74,7 +76,8 @@ def _fill(prediction: Prediction, folder: Path, overview: bool, exchange: Exchan
     digits = max(2, len(str(len(labels) - 1)))
     masks = {f"mask_{i:0{digits}}{suffix}": ids for i, ids in enumerate(labels)}
     centres = {f"{strata.name}_{k}{suffix}": ids for k, ids in enumerate(strata.centres.numpy(), 1)} if strata else {}
-    single = {f"consensus_{name}{suffix}": one for name, one in consensus_of(prediction).items()}
+    made = prediction.decisions.consensus(prediction.options.consensus or ())
+    single = {f"consensus_{name}{suffix}": one for name, one in made.items()}
     decided = {file: one.labels[0].numpy() for file, one in single.items()}
     for file, ids in {**masks, **centres, **decided}.items():
         write_map(folder / file, ids.astype(np.uint8 if classes <= 256 else np.uint16, copy=False), source)
@@ -86,7 +89,7 @@ def _fill(prediction: Prediction, folder: Path, overview: bool, exchange: Exchan
         write_heat(folder / "entropy.png", values, float(np.log(classes)))
     for file, ids in _bounds(prediction, suffix).items():
         write_map(folder / file, ids.astype(np.uint8 if classes <= 256 else np.uint16), source)
-    measurements = measured(prediction)
+    measurements = prediction.decisions.measures(tuple(MEASURES) if prediction.options.measure else CHEAP)
     if prediction.options.measure:
         write_text(folder / "measurements.csv", table(measurements, prediction.classes))
         write_text(folder / "measurements.json", measurements_json(prediction, measurements))
