@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ambiseg.data import Nodules
 from ambiseg.masks import MaskDistribution
 from tests.browser import CHROMIUM, DESK, PHONE, browsing, opened, overlapping, pixels, settled, viewing, wait_open
 from tests.conftest import SHARED
@@ -335,6 +336,58 @@ def test_what_cannot_be_opened_is_said(browser, address, tmp_path):
         assert page.inner_text("#about b") == "sample"  # what was open still is
         page.click("#error-close")
         assert not page.is_visible("#error")
+
+
+DROP = """([name, bytes]) => {
+  const transfer = new DataTransfer();
+  transfer.items.add(new File([Uint8Array.from(bytes)], name));
+  const events = { dataTransfer: transfer, bubbles: true, cancelable: true };
+  const seen = [];
+  for (const kind of ["dragenter", "dragover", "drop"]) {
+    const event = new DragEvent(kind, events);
+    document.body.dispatchEvent(event);
+    seen.push([kind, event.defaultPrevented, document.body.classList.contains("dropping")]);
+  }
+  return seen;
+}"""
+
+
+def test_files_are_dropped(browser, address, tmp_path):
+    slice_ = np.full((48, 40), -800, np.int16)
+    slice_[20:30, 12:24] = 40
+    np.save(tmp_path / "dropped.npy", slice_)
+    with opened(browser, address) as page:
+        wait_open(page, "sample")
+        seen = page.evaluate(DROP, ["dropped.npy", list((tmp_path / "dropped.npy").read_bytes())])
+        assert seen == [["dragenter", False, True], ["dragover", True, True], ["drop", True, False]]
+        wait_open(page, "dropped")
+        assert "48 × 40" in page.inner_text("#about")
+        page.evaluate(DROP, ["notes.png", [1, 2, 3]])
+        page.wait_for_selector("#error:not([hidden])")
+        assert page.inner_text("#error-text").startswith("notes.png: expected")
+        text = """() => {
+          const transfer = new DataTransfer();
+          transfer.setData("text/plain", "words");
+          document.body.dispatchEvent(new DragEvent("dragenter", { dataTransfer: transfer, bubbles: true }));
+          return document.body.classList.contains("dropping");
+        }"""
+        assert not page.evaluate(text)  # words are no files
+
+
+def test_masks_that_no_model_made_are_saved(browser, place):
+    """Of readers alone, and of saved predictions."""
+    from ambiseg.prediction import predict
+
+    predict("demo", "sample", place / "made", per_stratum=1, overview=False)
+    for arguments, name in ((["made"], "sample"), (["--data", "nodules"], Nodules().names[0])):
+        with viewing(*arguments, cwd=place) as other, opened(browser, other) as page:
+            wait_open(page, name)
+            assert not page.is_visible("#choose")
+            page.click("#save > summary")
+            with page.expect_download() as waiting:
+                page.click("[data-save=masks-png]")
+            assert waiting.value.suggested_filename == f"{name}.zip"
+            assert Path(waiting.value.path()).read_bytes()[:2] == b"PK"
 
 
 def test_a_real_scan(browser, address, tmp_path):

@@ -53,7 +53,9 @@ class PredictionScene:
         self.slices = prediction.source.slices
         masks, strata = prediction.masks, prediction.strata
         held = [masks.labels, masks.marginal, prediction.entropy, None if strata is None else strata.centres]
+        bounds = () if prediction.guaranteed is None else prediction.guaranteed.classes
         self.nbytes = prediction.source.nbytes + sum(x.nbytes for x in held if x is not None)
+        self.nbytes += sum(4 * one.outer.nbytes for one in bounds)
 
     def summary(self) -> dict[str, Any]:
         """See ``docs/serve.md``; masks are heaviest first, strata are counted from 1."""
@@ -128,12 +130,16 @@ def spacing(source: Source) -> list[float | None] | None:
 
 
 def packed(scene: Scene, k: int) -> bytes:
-    """A slice for a browser, little endian, every part at a multiple of eight bytes:
+    """A slice for a browser, see :func:`pack`."""
+    return pack(scene.slice(k), k, scene.header(k))
+
+
+def pack(arrays: Mapping[str, np.ndarray], k: int, more: Mapping[str, Any]) -> bytes:
+    """Arrays of slice ``k``, little endian, every part at a multiple of eight bytes:
 
     ``AMB1``, the length of the header as uint32, the header (JSON, padded with spaces), then the arrays one after
     another. ``offsets`` of the header count from its end.
     """
-    arrays = scene.slice(k)
     listed, offsets, parts, at = [], [], list[bytes](), 0
     for name, array in arrays.items():
         little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
@@ -143,7 +149,7 @@ def packed(scene: Scene, k: int) -> bytes:
         parts += [content, bytes(-len(content) % 8)]
         at += len(content) + -len(content) % 8
     size = list(next(iter(arrays.values())).shape[-2:])
-    header = {"slice": k, "size": size, "arrays": listed, "offsets": offsets, **scene.header(k)}
+    header = {"slice": k, "size": size, "arrays": listed, "offsets": offsets, **more}
     text = json.dumps(header, ensure_ascii=True, allow_nan=False).encode()
     text += b" " * (-len(text) % 8)
     return b"".join([MAGIC, struct.pack("<I", len(text)), text, *parts])

@@ -18,11 +18,14 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 import torch
 
 from ambiseg._util.errors import DataError
+from ambiseg.decisions.calibration import Calibration
 from ambiseg.io.open import open_source
 from ambiseg.io.source import Source
+from ambiseg.prediction.guarantees import calibration_of
+from ambiseg.prediction.looking import Lookout
 from ambiseg.prediction.predictor import Predictor
-from ambiseg.prediction.result import Prediction
-from ambiseg.runs import TrainedModel, load
+from ambiseg.prediction.result import Options, Prediction
+from ambiseg.runs import TrainedModel, Which, open_run
 from ambiseg.serving.tasks import Files, Found, Pixels, Task
 from ambiseg.serving.wire import receive, send
 
@@ -46,12 +49,42 @@ class _Opened(NamedTuple):
     read: Pixels | None
 
 
+class _Model(NamedTuple):
+    """What is loaded of a run."""
+
+    model: TrainedModel
+    calibration: Calibration | None
+    lookout: Lookout
+
+    @staticmethod
+    def load(run: str, which: Which, device: str) -> _Model:
+        """A calibration or statistics of other weights are left out, with a line on the error stream."""
+        opened, calibration = open_run(run), None
+        model = opened.model(which, device)
+        lookout = Lookout(model, None)
+        try:
+            calibration = calibration_of(opened, which, None)
+        except DataError as error:
+            print(f"ambiseg: warning: {error}; nothing is guaranteed", file=sys.stderr)
+        try:
+            lookout = Lookout(model, opened)
+        except DataError as error:
+            print(f"ambiseg: warning: {error}; whether to look is not said", file=sys.stderr)
+        return _Model(model, calibration, lookout)
+
+    def predictor(self, options: Options) -> Predictor:
+        """As one for the run itself, without reading its files again."""
+        found = Predictor(self.model, options)
+        found.calibration, found.lookout = self.calibration, self.lookout
+        return found
+
+
 class Worker:
     """The other end of :class:`~ambiseg.serving.supervisor.Supervisor`."""
 
     def __init__(self, inbound: BinaryIO, outbound: BinaryIO) -> None:
         self.inbound, self.outbound = inbound, outbound
-        self.models: list[TrainedModel] = []
+        self.models: list[_Model] = []
         self.waiting: queue.SimpleQueue[list[Task]] = queue.SimpleQueue()
         self.cancelled: set[int] = set()
         self.trusted: dict[tuple[int, int, int], bool] = {}  # by model, symmetries, images: a batch gives the same
@@ -62,7 +95,7 @@ class Worker:
         try:
             if begin["threads"] is not None:
                 torch.set_num_threads(begin["threads"])
-            self.models = [load(run, which, begin["device"]) for run, which in begin["models"]]
+            self.models = [_Model.load(run, which, begin["device"]) for run, which in begin["models"]]
         except Exception as error:
             send(self.outbound, ("unable", " ".join(str(error).split()), isinstance(error, DataError | OSError)))
             return
@@ -108,7 +141,7 @@ class Worker:
         found = list[_Opened]()
 
         def read() -> Answer | None:
-            predictor, pixels = Predictor(self.models[task.model], task.options), None
+            predictor, pixels = self.models[task.model].predictor(task.options), None
             if isinstance(task.image, Files):
                 pixels = Pixels.of(open_source(task.image.path, predictor.reading))
             source = (pixels or task.image).source()  # type: ignore[union-attr]

@@ -75,6 +75,8 @@ def palette_css() -> str:
 
 
 def palette() -> dict[str, list[str]]:
-    """Colours that are drawn on images: of values, strata, readers and pinned masks; no two of a kind are alike."""
-    pins = distinct(len(OKABE_ITO) + 24)[len(OKABE_ITO) :]
-    return {"heat": list(HEAT), "strata": [*BRIGHT, *pins[12:]], "readers": distinct(32), "pins": pins[:12]}
+    """Colours that are drawn on images: of values, strata, readers, pinned masks, and masks that are decided by all
+    others; no two of a kind are alike."""
+    wheel = distinct(len(OKABE_ITO) + 35)[len(OKABE_ITO) :]
+    found = {"heat": list(HEAT), "strata": [*BRIGHT, *wheel[12:24]], "readers": distinct(32), "pins": wheel[:12]}
+    return found | {"decided": wheel[24:]}

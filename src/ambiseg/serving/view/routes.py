@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+from weakref import WeakKeyDictionary
 
 import anyio.to_thread
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from ambiseg import __version__
@@ -15,14 +16,18 @@ from ambiseg._util.errors import DataError
 from ambiseg._util.text import count
 from ambiseg.io.formats import FORMATS
 from ambiseg.serving.asked import Asked
+from ambiseg.serving.jobs import Job
 from ambiseg.serving.scene import Scene
 from ambiseg.serving.settings import Served
 from ambiseg.serving.uploads import BadRequest
+from ambiseg.serving.view.deciding import Decisions
 from ambiseg.serving.view.listing import Entry, columns_of
 from ambiseg.serving.view.page import HEADERS, page, palette, static_files
 from ambiseg.viz.colours import class_colours
 
 Kind = Literal["models", "predictions", "data"]
+Keep = Annotated[int, Query(ge=1, le=64, description="how many masks stand for all of them, at most")]
+Class = Annotated[int, Query(ge=0, le=1 << 16, description="the class that is measured")]
 _HINTS = {
     "models": "Drop an image here",
     "predictions": "Choose a prediction in the list",
@@ -52,6 +57,8 @@ class View:
     def page(self) -> str:
         """The HTML, with as much as is known already, so that nothing moves when the rest is."""
         first, listed = self.models[0] if self.models else None, bool(self.entries)
+        columns = columns_of(self.entries)
+        scored = any(column["key"] == "ged" for column in columns)
         kinds = {_LISTED[entry.kind]: None for entry in self.entries}
         hint = _HINTS[self.kind]
         if self.kind == "models" and listed:
@@ -64,10 +71,11 @@ class View:
             "kind": self.kind,
             "runs": str(max(1, len(self.models))),
             "list": "auto" if listed else "none",  # open where there is room
-            "columns": str(len(columns_of(self.entries))),
+            "columns": str(len(columns)),
             "nolist": "" if listed else "hidden",
             "listed": next(iter(kinds)) if len(kinds) == 1 else "Images",
             "hint": hint,
+            "filter": "Filter, such as ged>0.5" if scored else "Filter by name",
             "formats": formats if self.kind == "models" else "",
             "nochoose": off,
             "noprediction": off,
@@ -101,6 +109,7 @@ class View:
 def view_router(view: View) -> APIRouter:
     """The routes of a page."""
     router, files, text = APIRouter(), static_files(), view.page()
+    made: WeakKeyDictionary[Job, Decisions] = WeakKeyDictionary()
 
     @router.get("/", include_in_schema=False)
     def index() -> Response:
@@ -139,6 +148,29 @@ def view_router(view: View) -> APIRouter:
         if job is None or job.scene is None:
             raise BadRequest(404, "expected the id of a prediction that is done, found none")
         return {"expected": await anyio.to_thread.run_sync(expected_pixels, job.scene)}
+
+    def decisions(id: str, request: Request) -> Decisions:
+        job = request.app.state.jobs.get(id)
+        if job is None or job.scene is None:
+            raise BadRequest(404, "expected the id of a prediction that is done, found none")
+        if job not in made:
+            evaluated = job.scene.summary().get("evaluated") or (view.models[job.model].card.evaluated)
+            made[job] = Decisions(job.scene, evaluated)
+        return made[job]
+
+    @router.get("/v1/predictions/{id}/decisions", summary="One mask, fewer masks, measurements, guarantees")
+    async def decided(id: str, request: Request, keep: Keep = 3, of: Class = 1) -> dict[str, Any]:
+        found = await anyio.to_thread.run_sync(decisions, id, request)
+        if of >= found.classes:
+            raise BadRequest(422, f"of: expected a class from 0 to {found.classes - 1}, found {of}")
+        return await anyio.to_thread.run_sync(found.about, keep, of)
+
+    @router.get("/v1/predictions/{id}/decisions/{k}", summary="Their masks in one slice, as arrays")
+    async def decided_slice(id: str, request: Request, k: Annotated[int, Path(ge=0)], keep: Keep = 3) -> Response:
+        found = await anyio.to_thread.run_sync(decisions, id, request)
+        if k >= found.scene.slices:
+            raise BadRequest(404, f"expected a slice from 0 to {found.scene.slices - 1}, found {k}")
+        return Response(await anyio.to_thread.run_sync(found.packed, k, keep), media_type="application/octet-stream")
 
     return router
 

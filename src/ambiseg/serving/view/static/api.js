@@ -87,13 +87,18 @@ export function drop(id) {
   fetch(`/v1/predictions/${id}`, { method: "DELETE", credentials: "same-origin", keepalive: true }).catch(() => {});
 }
 
+/** @param {string} path @returns {Promise<ArrayBuffer>} */
+export async function raw(path) {
+  return (await ask(path)).arrayBuffer();
+}
+
 /**
  * @param {string} id
  * @param {number} k
  * @returns {Promise<Slice>}
  */
 export async function slice(id, k) {
-  return decoded(await (await ask(`/v1/predictions/${id}/slices/${k}`)).arrayBuffer());
+  return decoded(await raw(`/v1/predictions/${id}/slices/${k}`));
 }
 
 const TYPES = { float32: Float32Array, uint8: Uint8Array, uint16: Uint16Array };
@@ -123,6 +128,7 @@ export function decoded(buffer) {
     found[name] = Array.from({ length: parts }, (_, i) => values.subarray((i * size) / parts, ((i + 1) * size) / parts));
   }
   const { image = [null], masks = [], centres = [], readers = [], marginal = [], entropy = [null] } = found;
-  const made = new Map();
-  return { k: header.slice, h, w, channels, image: image[0], masks, centres, readers, marginal, entropy: entropy[0], made };
+  const { consensus = [], kept = [], bounds = [] } = found;
+  const labels = { masks, centres, readers, consensus, kept, bounds, keep: 0 };
+  return { k: header.slice, h, w, channels, image: image[0], ...labels, marginal, entropy: entropy[0], made: new Map() };
 }

@@ -45,8 +45,14 @@ export function quantile(sizes, share) {
 
 /** @param {Omit<import("./types.js").Mark, "colour">} mark @returns {number | null} its size; of strata not known */
 function sizeOf(mark) {
-  const { summary } = state.scenes[mark.scene];
+  const { summary, decisions } = state.scenes[mark.scene];
   const { factor } = unitOf(summary);
+  const decided = {
+    consensus: decisions?.consensus[mark.index]?.pixels[state.cls],
+    kept: decisions?.kept.pixels[mark.index]?.[state.cls],
+    bound: decisions?.bounds?.classes[mark.index >> 1]?.pixels[mark.index % 2],
+  };
+  if (mark.kind in decided) return (/** @type {Record<string, number | undefined>} */ (decided)[mark.kind] ?? 0) * factor;
   if (mark.kind === "mask") return (summary.masks[mark.index].pixels[state.cls] ?? 0) * factor;
   const told = mark.kind === "reader" ? summary.readers?.[mark.index]?.pixels[state.cls] : null;
   if (told !== null && told !== undefined) return told * factor;

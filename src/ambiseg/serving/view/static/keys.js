@@ -1,6 +1,7 @@
 /** The keyboard: every control has a key, and `?` lists them. */
 
 import { openNext, toggleList } from "./cases.js";
+import { nextRule, openSection, toggle } from "./decide.js";
 import { changeWindow, goToLargest, nextClass, nextPreset, setCoverage, setDrag, zoomToMasks } from "./controls.js";
 import { element, find } from "./dom.js";
 import { fit, moveBy, togglePanel, zoomBy } from "./panels.js";
@@ -50,6 +51,9 @@ const GROUPS = [
       { keys: ["p", "Enter"], what: "pin the mask, or release it", act: pinCurrent },
       { keys: ["]", "["], shown: "[ ]", what: "fewer or more masks by the probability that they cover", act: ({ key }) => setCoverage(state.coverage + (key === "]" ? 0.05 : -0.05)) },
       { keys: ["c"], what: "next class", act: nextClass },
+      { keys: ["a"], what: "open or close Decide", act: openSection },
+      { keys: ["q"], what: "one mask: the next rule", act: nextRule },
+      { keys: ["x", "i"], shown: "x i", what: "the readings that matter; guaranteed bounds", act: ({ key }) => toggle(key === "x" ? "kept" : "bounds") },
       { keys: ["Escape"], shown: "Esc", what: "leave the filter, close the menu, end the preview; then release all pins", act: nothing },
     ],
   },

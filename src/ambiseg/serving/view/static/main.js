@@ -2,6 +2,7 @@
 
 import * as cases from "./cases.js";
 import * as controls from "./controls.js";
+import * as decide from "./decide.js";
 import { find } from "./dom.js";
 import * as histogram from "./histogram.js";
 import * as keys from "./keys.js";
@@ -28,6 +29,7 @@ try {
   strip.start();
   histogram.start();
   controls.start();
+  decide.start();
   cases.start(found);
   save.start();
   keys.start();

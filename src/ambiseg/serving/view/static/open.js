@@ -89,7 +89,7 @@ async function open(name, submit) {
 function sceneOf(id, model, summary) {
   const label = state.models[model]?.name ?? summary.name;
   const colours = summary.colours ?? state.about.colours[model] ?? [];
-  return { id, model, label, summary, colours, slices: new Map(), profile: null };
+  return { id, model, label, summary, colours, slices: new Map(), decisions: null, profile: null };
 }
 
 /** @param {Scene[]} scenes @param {AbortSignal} signal */

@@ -13,6 +13,7 @@ import { element, find } from "./dom.js";
 /** @typedef {{scene: number, kind: PanelKind, canvas: HTMLCanvasElement, figure: HTMLElement}} Panel */
 
 const TITLES = { contours: "Contours", marginal: "Marginal", entropy: "Entropy", disagreement: "Disagreement" };
+const DECIDED = new Set(["kept", "bound", "consensus"]);
 const MOST = 40; // of zoom: pixels of the screen per pixel of the image, about
 
 /** @type {Panel[]} */
@@ -37,12 +38,16 @@ export function lines(at, slice, kind) {
   if (kind === "contours" || contours.everywhere) {
     const weights = summary.masks.map((mask) => mask.weight);
     const { count } = coverage(weights, state.coverage);
-    for (const mark of marksOf(at).concat(at ? marksOf(0).filter((one) => one.kind === "reader") : [])) {
+    const own = marksOf(at);
+    const decided = own.filter((one) => DECIDED.has(one.kind)).reverse(); // on top of the others, the one mask last
+    const shared = at ? marksOf(0).filter((one) => one.kind === "reader") : [];
+    for (const mark of [...own.filter((one) => !DECIDED.has(one.kind)), ...shared, ...decided]) {
       const { kind: what, index } = mark;
-      const shown = { centre: contours.strata, mask: contours.masks && index < count, reader: contours.readers }[what];
-      if (!shown) continue;
-      const width = what === "mask" && summary.form !== "readers" ? 1 : 2;
-      found.push({ ...shape(mark), colour: colourOf(mark), width, dash: what === "reader", fill: 0 });
+      const choices = { centre: contours.strata, mask: contours.masks && index < count, reader: contours.readers };
+      const chosen = /** @type {Record<string, boolean>} */ (choices)[what] ?? true; // what is decided is shown if it is there
+      if (!chosen) continue;
+      const width = what === "consensus" ? 3 : what === "mask" && summary.form !== "readers" ? 1 : 2;
+      found.push({ ...shape(mark), colour: colourOf(mark), width, dash: what === "reader" || what === "bound", fill: 0 });
     }
   }
   for (const pin of pins)
@@ -353,7 +358,7 @@ export function togglePanel(kind) {
 
 export function start() {
   watch(["scenes", "panels", "class", "contours"], build);
-  watch(["slice", "overlay", "window", "zoom", "marks"], redraw);
+  watch(["slice", "overlay", "window", "zoom", "marks", "decided"], redraw);
   new ResizeObserver(redraw).observe(find("#panels", HTMLElement));
   build();
 }

@@ -27,7 +27,7 @@ function named(end) {
 export function legend() {
   const { contours, pins } = state;
   const shown = state.scenes.flatMap((_, at) =>
-    marksOf(at).filter(({ kind }) => (kind === "centre" && contours.strata) || (kind === "reader" && contours.readers)),
+    marksOf(at).filter(({ kind }) => (kind === "centre" ? contours.strata : kind === "reader" ? contours.readers : kind !== "mask")),
   );
   return [...shown.map((mark) => ({ ...mark, colour: colourOf(mark) })), ...pins].map((mark) => {
     const { name, weight } = nameOf(mark);

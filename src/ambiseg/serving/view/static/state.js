@@ -33,6 +33,7 @@ export const state = {
   opacity: { marginal: 0.7, entropy: 0.7, disagreement: 0.7 },
   contours: { strata: true, masks: false, readers: true, everywhere: false },
   coverage: 0.9,
+  decide: { rule: "", kept: false, keep: 3, bounds: false }, // what of the section is drawn
   window: { low: 0, high: 255 },
   /** @type {"pan" | "window"} */
   drag: "pan",
@@ -43,7 +44,7 @@ export const state = {
   preview: null,
 };
 
-/** @typedef {"scenes" | "slice" | "class" | "panels" | "overlay" | "contours" | "window" | "zoom" | "marks" | "list" | "profile"} Part */
+/** @typedef {"scenes" | "slice" | "class" | "panels" | "overlay" | "contours" | "window" | "zoom" | "marks" | "list" | "profile" | "decided"} Part */
 
 /** @type {{parts: Set<Part>, run: () => void}[]} */
 const watchers = [];
@@ -148,19 +149,25 @@ export function togglePin(mark) {
 }
 
 /**
- * The masks of a scene in the order of its row: of strata, drawn, annotations.
+ * The masks of a scene in the order of its row: what is decided by them, of strata, drawn, annotations.
  * @param {number} number
  * @returns {Omit<Mark, "colour">[]}
  */
 export function marksOf(number) {
-  const { summary } = state.scenes[number];
-  /** @type {[Kind, number][]} */
+  const { summary, decisions } = state.scenes[number];
+  const { rule, kept, bounds } = state.decide;
+  const numbers = (/** @type {number} */ count) => Array.from({ length: count }, (_, index) => index);
+  const ofClass = decisions?.bounds?.classes.findIndex((one) => one.class === state.cls) ?? -1;
+  /** @type {[Kind, number[]][]} */
   const kinds = [
-    ["centre", summary.strata?.weights.length ?? 0],
-    ["mask", summary.masks.length],
-    ["reader", number ? 0 : (summary.readers?.length ?? 0)],
+    ["consensus", [decisions?.consensus.findIndex(({ how }) => how === rule) ?? -1].filter((index) => index >= 0)],
+    ["kept", numbers(kept ? (decisions?.kept.weights.length ?? 0) : 0)],
+    ["bound", bounds && ofClass >= 0 ? [2 * ofClass, 2 * ofClass + 1] : []],
+    ["centre", numbers(summary.strata?.weights.length ?? 0)],
+    ["mask", numbers(summary.masks.length)],
+    ["reader", numbers(number ? 0 : (summary.readers?.length ?? 0))],
   ];
-  return kinds.flatMap(([kind, count]) => Array.from({ length: count }, (_, index) => ({ scene: number, kind, index })));
+  return kinds.flatMap(([kind, all]) => all.map((index) => ({ scene: number, kind, index })));
 }
 
 /**
@@ -168,8 +175,8 @@ export function marksOf(number) {
  * @param {{kind: Kind, index: number}} mark
  */
 export function labelsOf(slice, mark) {
-  const from = { centre: slice.centres, mask: slice.masks, reader: slice.readers }[mark.kind];
-  return from[mark.index] ?? null;
+  const { centres: centre, masks: mask, readers: reader, consensus, kept, bounds: bound } = slice;
+  return { centre, mask, reader, consensus, kept, bound }[mark.kind][mark.index] ?? null;
 }
 
 /**
@@ -178,7 +185,10 @@ export function labelsOf(slice, mark) {
  * @returns {{name: string, weight: number | null}}
  */
 export function nameOf(mark) {
-  const { summary } = state.scenes[mark.scene];
+  const { summary, decisions } = state.scenes[mark.scene];
+  if (mark.kind === "consensus") return { name: "one mask", weight: null };
+  if (mark.kind === "kept") return { name: `reading ${mark.index + 1}`, weight: decisions?.kept.weights[mark.index] ?? null };
+  if (mark.kind === "bound") return { name: mark.index % 2 ? "inner" : "outer", weight: null };
   if (mark.kind === "reader") {
     const reader = summary.readers?.[mark.index];
     return { name: reader?.name ?? `reader ${mark.index + 1}`, weight: null };
@@ -198,6 +208,9 @@ export function nameOf(mark) {
 export function colourOf(mark) {
   const { palette } = state.about;
   const { summary } = state.scenes[mark.scene];
+  if (mark.kind === "consensus") return palette.decided[0];
+  if (mark.kind === "bound") return palette.decided[1 + (mark.index % 2)];
+  if (mark.kind === "kept") return palette.decided[3 + (mark.index % (palette.decided.length - 3))];
   if (mark.kind === "reader") return palette.readers[mark.index % palette.readers.length];
   if (mark.kind === "centre") return palette.strata[mark.index % palette.strata.length];
   const [stratum] = summary.masks[mark.index].strata ?? [];

@@ -72,11 +72,14 @@ function tileOf(mark) {
   const canvas = element("canvas", { width: SIDE, height: SIDE });
   canvas.setAttribute("aria-hidden", "true");
   const bar = element("span", { className: "bar" }, element("i", {}));
-  const top = Math.max(...(mark.kind === "centre" ? (scene.summary.strata?.weights ?? [1]) : scene.summary.masks.map((m) => m.weight)));
+  const weights = { centre: scene.summary.strata?.weights, kept: scene.decisions?.kept.weights };
+  const own = /** @type {Record<string, number[] | undefined>} */ (weights)[mark.kind];
+  const top = Math.max(...(own ?? scene.summary.masks.map((one) => one.weight)));
   const fill = /** @type {HTMLElement} */ (bar.firstElementChild);
   fill.style.width = weight === null ? "0" : `${(100 * weight) / (top || 1)}%`;
   fill.style.background = colourOf(mark);
-  const swatch = element("i", { className: mark.kind === "reader" ? "swatch dashed" : "swatch" });
+  const dashed = mark.kind === "reader" || mark.kind === "bound";
+  const swatch = element("i", { className: dashed ? "swatch dashed" : "swatch" });
   swatch.style.borderColor = colourOf(mark);
   const label = element("span", { className: "name" }, swatch, element("span", { className: "text" }, name));
   const share = element("b", {}, weight === null ? "" : percent(weight));
@@ -118,8 +121,16 @@ function build() {
   const runs = state.scenes.map((scene, at) => {
     const marks = marksOf(at);
     const { strata, form } = scene.summary;
-    const titles = { centre: `${strata?.name ?? ""}s`, mask: form === "readers" ? "readers" : "masks, heaviest first", reader: "readers" };
-    const groups = /** @type {const} */ (["centre", "mask", "reader"]).flatMap((kind) => {
+    const titles = {
+      consensus: "one mask",
+      kept: "readings that matter",
+      bound: "guaranteed",
+      centre: `${strata?.name ?? ""}s`,
+      mask: form === "readers" ? "readers" : "masks, heaviest first",
+      reader: "readers",
+    };
+    const kinds = /** @type {const} */ (["consensus", "kept", "bound", "centre", "mask", "reader"]);
+    const groups = kinds.flatMap((kind) => {
       const own = marks.filter((mark) => mark.kind === kind).map(tileOf);
       if (!own.length) return [];
       tiles.push(...own);
@@ -158,6 +169,11 @@ function states() {
 
 export function start() {
   watch(["scenes"], rebuild);
-  watch(["slice", "window", "class"], redraw);
+  watch(["decided", "class"], () => {
+    const now = state.scenes.flatMap((_, at) => marksOf(at));
+    if (now.length !== tiles.length || !now.every((mark, i) => same(mark, tiles[i].mark))) rebuild();
+    else redraw();
+  });
+  watch(["slice", "window"], redraw);
   watch(["marks", "contours"], states);
 }

@@ -19,6 +19,7 @@
  * @property {string[]} strata
  * @property {string[]} readers
  * @property {string[]} pins
+ * @property {string[]} decided one mask, outer and inner bound, then the masks that matter
  */
 
 /**
@@ -79,8 +80,25 @@
  * @property {(Uint8Array | Uint16Array)[]} readers
  * @property {Uint8Array[]} marginal 255 p of each class
  * @property {Uint8Array | null} entropy 255 H / ln C
+ * @property {(Uint8Array | Uint16Array)[]} consensus one mask by each rule, once it was asked for; so the next two
+ * @property {(Uint8Array | Uint16Array)[]} kept the masks that stand for all
+ * @property {(Uint8Array | Uint16Array)[]} bounds of each class the guaranteed outer mask, and the inner one
+ * @property {number} keep of how many `kept` was asked for; 0: not yet
  * @property {Map<string, any>} made what was computed from it
  */
+
+/**
+ * What the masks mean, for one class.
+ * @typedef {object} Decisions
+ * @property {number} class that is measured
+ * @property {{needed: boolean | null, verdict: string, score: number, reasons: string[]} | null} look
+ * @property {{how: string, expected_dice: number | null, expected_iou: number | null, pixels: number[]}[]} consensus
+ * @property {{asked: number, weights: number[], pixels: number[][], loss: number, of: number}} kept
+ * @property {{what: string, unit: string, mean: number | null, median: number | null, low: number | null, high: number | null}[]} measurements
+ * @property {{alpha: number, per: string, data: string, patients: number, classes: Bounds[]} | null} bounds
+ */
+
+/** @typedef {{class: number, name: string, area: [number, number], pixels: [number, number]}} Bounds of one class */
 
 /**
  * One run's prediction of the image that is open.
@@ -91,10 +109,14 @@
  * @property {Summary} summary
  * @property {string[]} colours
  * @property {Map<number, Slice>} slices that were fetched
+ * @property {Decisions | null} decisions once they were asked for
  * @property {number[][] | null} profile pixels of each class that are expected in each slice of a volume
  */
 
-/** @typedef {"centre" | "mask" | "reader"} Kind what a mask is: of a stratum, drawn, or an annotation */
+/**
+ * What a mask is: of a stratum, drawn, an annotation; one mask for all, one of the masks that matter, a guaranteed bound.
+ * @typedef {"centre" | "mask" | "reader" | "consensus" | "kept" | "bound"} Kind
+ */
 
 /**
  * @typedef {object} Mark a mask that is looked at
