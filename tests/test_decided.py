@@ -14,6 +14,7 @@ from PIL import Image
 import ambiseg
 from ambiseg._util.errors import ConfigError, DataError
 from ambiseg.cli import main
+from ambiseg.data.sets.nodules.cases import Nodules
 from ambiseg.decisions.consensus import CONSENSUS
 from ambiseg.evaluation import Evaluation, evaluate_files
 from ambiseg.evaluation.deciding import DecisionRules, decide, decision_rules
@@ -181,11 +182,9 @@ def test_predict_writes_one_mask_and_measurements(tmp_path):
 
 def test_a_volume_is_measured_in_millilitres(tmp_path):
     nibabel = pytest.importorskip("nibabel")
-    rng = np.random.default_rng(0)
     affine = np.diag([0.7, 0.7, 2.5, 1])
-    nibabel.save(
-        nibabel.Nifti1Image(rng.integers(-900, 200, (32, 32, 3)).astype(np.int16), affine), tmp_path / "ct.nii"
-    )
+    slices = np.stack([Nodules(size=64)[i].image[0] for i in (7, 100, 200)], -1).astype(np.int16)
+    nibabel.save(nibabel.Nifti1Image(slices, affine), tmp_path / "ct.nii")
     [one] = ambiseg.predict("demo", tmp_path / "ct.nii", tmp_path / "out", samples=3, measure=True, overview=False)
     about = json.loads((tmp_path / "out" / "ct" / "weights.json").read_text())
     [size] = [part for part in about["measurements"] if part["what"] == "size"]

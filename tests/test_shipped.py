@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 import ambiseg
+from ambiseg import familiarity
 from ambiseg._util import shipped as registry
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.shipped import shipped
@@ -19,6 +20,7 @@ from ambiseg.cli import main
 from ambiseg.config import parse
 from ambiseg.data.sets.nodules.cases import Nodules
 from ambiseg.evaluation import Evaluation, evaluate
+from ambiseg.familiarity import saved_familiarity
 from ambiseg.methods.base import Stratified
 from ambiseg.prediction import predict
 from ambiseg.runs import load, open_run
@@ -38,8 +40,9 @@ def test_a_model_is_small_and_names_no_place(name):
     run = open_run(name)
     assert sum(path.stat().st_size for path in run.folder.iterdir()) <= 2_500_000
     assert run.config.data.root is None
+    assert saved_familiarity(run) is not None  # predictions say when a person must look
     for path in run.folder.iterdir():
-        if path.suffix != ".safetensors":
+        if path.suffix not in (".safetensors", ".npz"):
             found = PLACE.search(path.read_text(encoding="utf-8"))
             assert found is None, (path.name, found)
 
@@ -121,6 +124,7 @@ def ship(tmp_path, monkeypatch):
     cards.mkdir()
     (cards / "toy.md").write_text("CT {images} {split} {command} {scores} {scored} {epoch} {stored} {elsewhere}\n")
     monkeypatch.setattr(module, "CARDS", cards)
+    monkeypatch.setattr(familiarity, "FEWEST", 2)  # the tiny set has few validation images
     return module
 
 
@@ -135,6 +139,7 @@ def test_a_run_becomes_a_model(evaluated, ship, tmp_path, monkeypatch, half):
     assert registry.in_words() == "a shipped model (toy)"
     assert {path.name for path in assets.iterdir()} == {"toy"}  # no draft
     run, model, old = open_run("toy"), load("toy"), load(evaluated)
+    assert saved_familiarity(run) is not None
     assert run.about["command"] == ["ambiseg", "train", "tiny", "--data.split", "split.json", "--out", "runs/toy"]
     card = (run.folder / "card.md").read_text()
     value = run.about["scores"]["compact-4"]["ged"]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ambiseg.cli.options import SYMMETRIES
+from ambiseg.data.sets.nodules.cases import Nodules
 from ambiseg.methods import Stratified
 from ambiseg.methods.symmetries import COUNTS, symmetric, symmetries
 from ambiseg.nn.windows import plan
@@ -118,8 +119,7 @@ def test_windows_are_turned_with_the_image(name):
 
 
 def test_files_volumes_and_progress(tmp_path):
-    rng = np.random.default_rng(0)
-    image = rng.integers(-1000, 400, (1, 40, 56)).astype(np.float32)
+    image = Nodules(size=64)[7].image[:, 4:].astype(np.float32)  # not square
     (plain,) = predict("demo", [image], per_stratum=8, merge=False)
     (mean,) = predict("demo", [image], tmp_path / "out", per_stratum=8, merge=False, symmetries=8)
     assert not torch.equal(plain.masks.labels, mean.masks.labels)
@@ -134,7 +134,7 @@ def test_files_volumes_and_progress(tmp_path):
     assert torch.equal(both.masks.labels[:, :, 0], both.masks.labels[:, :, 1])
     steps = []
     predictor = Predictor("demo", Options(symmetries=4, window=64))
-    large = rng.integers(-1000, 400, (1, 100, 130)).astype(np.float32)
+    large = np.random.default_rng(0).integers(-1000, 400, (1, 100, 130)).astype(np.float32)
     predictor(array_source(large, "large"), progress=lambda done, total: steps.append((done, total)))
     assert steps[-1][0] == steps[-1][1]
     assert all(done <= total for done, total in steps)

@@ -3,10 +3,12 @@
     ambiseg evaluate runs/mine --samples 16 50 100
     python tools/ship_model.py runs/mine nodule-ct [--half] [--to FOLDER]
     python tools/ship_model.py --card demo                    # its card again, from tools/cards/demo.md
+    python tools/ship_model.py --look nodule-ct --root lidc71.npz      # its look.npz again
 
 ``--half`` stores convolutions and matrices in half precision, which halves the file. The scores on the card are then
-those of the weights as they are stored: the test part is evaluated again. No text of the model names a place of this
-machine. How a model of another name is described is in tools/cards/NAME.md.
+those of the weights as they are stored: the test part is evaluated again. ``look.npz``, by which predictions say when
+a person must look, is made of those weights and the run's data. No text of the model names a place of this machine. How
+a model of another name is described is in tools/cards/NAME.md.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from ambiseg.data.config import NEEDS_ROOT
 from ambiseg.data.module import DataModule
 from ambiseg.data.sets.nodules.cases import Nodules
 from ambiseg.evaluation import Evaluation, evaluate
+from ambiseg.familiarity import FILE as LOOK
+from ambiseg.familiarity import data_of, look, look_at, saved_familiarity
 from ambiseg.history import best_row, selected_by
 from ambiseg.methods.drawing import draw
 from ambiseg.runs import Card, Run, card_as_json
@@ -54,8 +58,13 @@ def main() -> None:
     parser.add_argument("--to", type=Path, default=ASSETS, help="the folder of models (default: that of the package)")
     parser.add_argument("--half", action="store_true", help="store weights in half precision")
     parser.add_argument("--card", action="store_true", help="only write the card again, of a model that is there")
+    parser.add_argument("--look", action="store_true", help="only make look.npz again, of a model that is there")
+    parser.add_argument("--root", help="where the data of that model are")
     given = parser.parse_args()
-    if given.card:
+    if given.look:
+        look(given.to / given.name, data={"root": given.root} if given.root else None)
+        check(given.to / given.name)
+    elif given.card:
         write_card(given.to / given.name)
     elif given.run is None:
         parser.error("expected RUN and NAME")
@@ -83,6 +92,7 @@ def ship(folder: Path, name: str, to: Path = ASSETS, half: bool = False) -> Path
         about["scores"] = scores_of(run, found, name)
         write_text(draft / "config.yaml", configuration.dump(placeless(run)))
         write_text(draft / "run.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+        look_at(Run(draft), data_of(run, None, quiet=False)).save(draft / LOOK)
         write_card(draft)
         check(draft)
         target = to / name
@@ -99,13 +109,15 @@ def size(folder: Path) -> int:
 
 
 def check(folder: Path) -> None:
-    """The model is small, can be loaded, and none of its texts names an absolute path."""
+    """The model is small, can be loaded, says when to look, and none of its texts names an absolute path."""
     if size(folder) > LARGEST:
         raise SystemExit(f"{folder.name}: expected at most {LARGEST:,} bytes, found {size(folder):,}; --half halves it")
     for file in TEXTS:
         if place := PLACE.search((folder / file).read_text(encoding="utf-8")):
             raise SystemExit(f"{folder.name}/{file}: expected no place of this machine, found {place[0]!r}")
     Run(folder).model()
+    if saved_familiarity(Run(folder)) is None:
+        raise SystemExit(f"{folder.name}: expected {LOOK} of its weights, found none; --look makes it")
 
 
 # -- what is said of a run ---------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ examples:
   ambiseg look runs/mine --root /new/place      the data have moved
   ambiseg look runs/mine --which last           of the last weights, for predict --which last
 
+Trainings do this when they end; it is for runs that lack it, and for more images than a short training looks at.
 Written: RUN/look.npz. `ambiseg predict` then has the expected disagreement of every image beside those of the
 validation images, and warns of images that are unlike those of the training.
 """
