@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from html.parser import HTMLParser
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from ambiseg.evaluation.results import FORMAT, Evaluation
+from ambiseg.reporting import figures
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}  # elements without an end
 
@@ -124,3 +130,16 @@ def known_modes(**changes: Any) -> dict[str, Any]:
 def parsed(content: dict[str, Any]) -> Evaluation:
     """The evaluation of such JSON."""
     return Evaluation.model_validate({key: value for key, value in content.items() if key != "format"})
+
+
+def without_figures(patch: pytest.MonkeyPatch) -> None:
+    """Figures without content, for tests of the rest of the page: drawing them takes most of its time."""
+
+    def file(self: figures.Figures, name: str, *_: Any, size: tuple[float, float] = figures.HALF) -> Figure:
+        from matplotlib.figure import Figure
+
+        self.save(made := Figure(size), name)
+        return made
+
+    patch.setattr(figures.Figures, "file", file)
+    patch.setattr("ambiseg.reporting.page.save_cases", lambda *data: None)

@@ -33,7 +33,7 @@ from ambiseg.reporting.gallery import Gallery, choose_cases, draw_samples, view_
 from ambiseg.reporting.page import page, summary
 from ambiseg.runs import Run
 from ambiseg.viz.colours import class_colours
-from tests.pages import Reader, evaluation, known_modes, parsed
+from tests.pages import Reader, evaluation, known_modes, parsed, without_figures
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,11 @@ def written(original: Path) -> Path:
 @pytest.fixture(scope="module")
 def html(written: Path) -> str:
     return written.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def blank(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_figures(monkeypatch)
 
 
 def change(run: Path, edit: Callable[[dict[str, Any]], Any]) -> Evaluation:
@@ -209,7 +214,7 @@ def test_figures_are_saved_for_papers(written):
         assert ElementTree.parse(folder / f"{name}.svg").getroot().tag.endswith("svg")
 
 
-def test_it_is_evaluated_first_if_need_be(run):
+def test_it_is_evaluated_first_if_need_be(run, blank):
     (run / "evaluation-test.json").unlink()
     made = report(run, cases=0, quiet=True)
     content = json.loads((run / "evaluation-test.json").read_text())
@@ -232,7 +237,7 @@ def without_strata(content: dict[str, Any]) -> None:
         case["strata_weights"] = None
 
 
-def test_a_method_without_strata(run):
+def test_a_method_without_strata(run, blank):
     found = change(run, without_strata)
     text = Reader(page(Run(run), found, None, None)).text
     assert "By how many readers drew something" in text
@@ -241,7 +246,7 @@ def test_a_method_without_strata(run):
     assert "expert" not in text.split("Configuration")[0].lower()
 
 
-def test_words_for_strata_come_from_the_evaluation(run, tmp_path):
+def test_words_for_strata_come_from_the_evaluation(run, tmp_path, blank):
     found = change(run, lambda content: content["strata"].update(name="ensemble member"))
     text = Reader(page(Run(run), found, None, tmp_path)).text
     for words in ("Ensemble members", "weighted masks of every ensemble member", "Weights of the ensemble members"):
@@ -264,7 +269,7 @@ class Constant(Predictive):
         return torch.stack([1 - upper, upper], 2)
 
 
-def test_a_method_that_only_samples_has_one_row_of_masks(run):
+def test_a_method_that_only_samples_has_one_row_of_masks(run, blank):
     [(stratum, weight, masks)] = draw_samples(Constant(), 2, torch.Generator())
     assert (stratum, weight, masks.count) == (None, 1.0, 4)
     assert masks.marginal_probs(2)[0, 1, 0, 0] == 0.5
@@ -286,7 +291,7 @@ def test_a_method_that_only_samples_has_one_row_of_masks(run):
     assert "expert" not in reader.text.split("To reproduce it")[0].lower()
 
 
-def test_numbers_without_a_value_are_dashes(run):
+def test_numbers_without_a_value_are_dashes(run, blank):
     def edit(content):
         for setting in content["settings"]:
             setting["metrics"]["ged"] = {"mean": None, "low": None, "high": None, "count": 0}
@@ -308,7 +313,7 @@ def test_numbers_without_a_value_are_dashes(run):
 
 
 @pytest.mark.parametrize("rows", [0, 1])
-def test_a_short_training(run, rows):
+def test_a_short_training(run, rows, blank):
     lines = (run / "metrics.csv").read_text().splitlines()
     (run / "metrics.csv").write_text("\n".join(lines[: rows + 1]) + "\n")
     text = Reader(page(Run(run), Evaluation.load(run / "evaluation-test.json"), None, None)).text
@@ -316,7 +321,7 @@ def test_a_short_training(run, rows):
     assert ("Dashed: epoch 1" in text) == bool(rows)
 
 
-def test_known_modes_have_a_section(run):
+def test_known_modes_have_a_section(run, blank):
     found = change(run, lambda content: content.update(modes=known_modes()))
     reader = Reader(page(Run(run), found, None, None))
     for number in ("0.712", "0.451", "0.470", "Known modes"):
@@ -359,7 +364,7 @@ def test_errors_are_one_line_that_names_the_file(run, tmp_path):
     assert not (run / "report.html").exists()
 
 
-def test_only_the_cases_that_are_drawn_are_read(run, tmp_path, monkeypatch):
+def test_only_the_cases_that_are_drawn_are_read(run, tmp_path, monkeypatch, blank):
     """Without a cache of decoded data, too; and no such cache is made."""
     read: list[str] = []
     original = Shapes.__getitem__

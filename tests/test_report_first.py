@@ -22,7 +22,7 @@ from ambiseg.reporting.gallery import CaseView, Samples, choose_example, make_ga
 from ambiseg.reporting.page import page
 from ambiseg.reporting.terms import METRICS, purpose, standings
 from ambiseg.runs import Run
-from tests.pages import Reader, evaluation, known_modes, mean, parsed
+from tests.pages import Reader, evaluation, known_modes, mean, parsed, without_figures
 
 ANCHORS = [
     ("empty", "an empty mask", 1.0, None),
@@ -56,19 +56,13 @@ def original(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def html(original: Path) -> str:
     run, found = Run(original), Evaluation.load(original / "evaluation-test.json")
     with pytest.MonkeyPatch.context() as patch:
-        _without_figures(patch)
+        without_figures(patch)
         return page(run, found, make_gallery(run, found, 1, 1, None, quiet=True), None)
-
-
-def _without_figures(patch: pytest.MonkeyPatch) -> None:
-    """A page whose figures are empty is much cheaper."""
-    patch.setattr(figures.Figures, "plot", lambda self, name, *data, **size: figures.Plot(name, "0 0 1 1", ""))
-    patch.setattr("ambiseg.reporting.page.save_cases", lambda *data: None)
 
 
 @pytest.fixture
 def words_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    _without_figures(monkeypatch)
+    without_figures(monkeypatch)
 
 
 # -- the first screen -------------------------------------------------------------------------------------------------
