@@ -19,6 +19,7 @@ LAYERS = [
     "_util",
     "settings",
     "masks",
+    "bits",
     "regions",
     "overlap",
     "transport",

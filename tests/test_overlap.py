@@ -66,7 +66,7 @@ def test_joint_iou_is_every_block_at_once(seed, N, M):
 def test_blocks_of_any_size_count_the_same(monkeypatch, cached):
     a, b = torch.randint(2, (5, 7, 30, 31)), torch.randint(2, (5, 3, 30, 31))
     expected = joint_iou(a, b)
-    monkeypatch.setattr(overlap, "_CACHED", cached)
+    monkeypatch.setattr(bits, "_CACHED", cached)
     assert torch.equal(joint_iou(a, b), expected)
     assert torch.equal(pairwise_iou(a, b), expected[:, :7, 7:])
 
@@ -82,7 +82,8 @@ def test_dot_products_of_accelerators_count_like_bits(monkeypatch):
     a = MaskDistribution(torch.randint(3, (3, 5, 11, 13)), valid=torch.rand(3, 11, 13) < 0.7)
     b = torch.randint(3, (3, 4, 11, 13))
     expected = joint_iou(a, b, (1, 2))
-    monkeypatch.setattr(overlap, "_packs", lambda labels: False)
+    for module in (bits, overlap):
+        monkeypatch.setattr(module, "packs", lambda labels: False)
     assert torch.equal(joint_iou(a, b, (1, 2)), expected)
 
 

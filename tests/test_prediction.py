@@ -26,7 +26,7 @@ from ambiseg.methods.base import Method, Stratified
 from ambiseg.methods.drawing import draw as draw_masks
 from ambiseg.nn import UNet
 from ambiseg.nn.config import BackboneConfig
-from ambiseg.prediction import Options, Predictor, predict, predictor, writing
+from ambiseg.prediction import Options, Predictor, predict, slices, writing
 from ambiseg.prediction.inputs import find_inputs
 from ambiseg.prediction.overview import draw_overview
 from ambiseg.runs import Card, Run, TrainedModel, load
@@ -170,22 +170,22 @@ def test_a_seed_decides_and_other_images_do_not():
 
 @pytest.mark.parametrize("kept", [1 << 30, 0])
 def test_a_sample_of_a_volume_is_one_latent_code_for_all_slices(monkeypatch, kept):
-    monkeypatch.setattr(predictor, "_KEPT", kept)  # features of all slices kept, or computed again
+    monkeypatch.setattr(slices, "_KEPT", kept)  # features of all slices kept, or computed again
     model, volume = fresh(), noise(5, 1, 12, 16)
     volume[3] = volume[0]
     [one] = predict(model, volume, merge=False)
     assert one.masks.labels.shape == (1, 12, 5, 12, 16)
     assert one.masks.marginal is not None
     assert torch.equal(one.masks.labels[:, :, 3], one.masks.labels[:, :, 0])  # another draw would differ
-    slices = [predict(model, volume[k], merge=False)[0] for k in range(5)]
+    singles = [predict(model, volume[k], merge=False)[0] for k in range(5)]
     strata = one.strata
     assert strata is not None
-    assert torch.allclose(strata.slice_weights, torch.cat([s.strata.slice_weights for s in slices]))  # type: ignore[union-attr]
+    assert torch.allclose(strata.slice_weights, torch.cat([s.strata.slice_weights for s in singles]))  # type: ignore[union-attr]
     assert torch.allclose(strata.weights, strata.slice_weights.mean(0))
     drawn = torch.tensor([draw.weight for draw in one.draws])
     assert torch.allclose(drawn, strata.weights.repeat_interleave(4) / 4, atol=1e-7)
     assert not torch.allclose(drawn, strata.slice_weights[0].repeat_interleave(4) / 4, atol=1e-6)
-    for k, alone in enumerate(slices):
+    for k, alone in enumerate(singles):
         for mine, theirs in zip(one.draws, alone.draws, strict=True):
             assert torch.equal(one.masks.labels[0, mine.mask, k], alone.masks.labels[0, theirs.mask])
     assert torch.allclose(one.entropy, one.masks.entropy(2)[0], atol=1e-6)

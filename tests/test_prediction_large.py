@@ -20,6 +20,7 @@ from ambiseg._util.files import LOCK, Lock
 from ambiseg.io.source import Source
 from ambiseg.prediction import Options, Predictor, loop, predictor
 from ambiseg.prediction.inputs import array_source
+from ambiseg.prediction.memory import check_memory
 from ambiseg.prediction.merging import ordered
 from ambiseg.prediction.predictor import _entropy
 from tests.drop_ins import Latent
@@ -48,12 +49,12 @@ def test_masks_that_would_not_fit_are_refused_before_anything_is_read(options, f
 def test_what_fits_by_default(monkeypatch):
     made, without = Predictor(fresh()), Predictor(dropped_in(Latent, classes=2))
     for one in (made, without):
-        one._check_memory(header(1, (8192, 8192)))  # the largest image that is read unless the limit is raised
-        one._check_memory(header(1, (8192, 8192), channels=3))  # another error says that these do not fit the model
+        check_memory(one, header(1, (8192, 8192)))  # the largest image that is read unless the limit is raised
+        check_memory(one, header(1, (8192, 8192), channels=3))  # another error says that these do not fit the model
     with pytest.raises(DataError, match=r"samples=\d+ fits, or allow more: --max-pixels \d+$"):
-        without._check_memory(header(600, (512, 512)))
+        check_memory(without, header(600, (512, 512)))
     monkeypatch.setenv("AMBISEG_MAX_PIXELS", str(4 * 8192**2))
-    without._check_memory(header(600, (512, 512)))
+    check_memory(without, header(600, (512, 512)))
 
 
 def test_masks_are_ordered_in_place_and_entropy_is_computed_in_bands(monkeypatch):

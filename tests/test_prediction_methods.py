@@ -9,9 +9,9 @@ import torch
 from ambiseg._util.errors import DataError
 from ambiseg.methods.base import Method
 from ambiseg.methods.drawing import draw as draw_masks
-from ambiseg.prediction import Options, Predictor, predict, predictor
+from ambiseg.prediction import Options, Predictor, predict, slices
 from ambiseg.prediction.inputs import array_source
-from ambiseg.prediction.predictor import held_bytes
+from ambiseg.prediction.slices import held_bytes
 from tests.drop_ins import Latent, TwoHeads
 from tests.test_prediction import dropped_in, fresh, noise
 
@@ -48,7 +48,7 @@ def test_any_method_predicts_images_and_volumes(method, options):
 
 
 def test_progress_is_exact_and_no_slice_is_computed_without_need(monkeypatch):
-    monkeypatch.setattr(predictor, "_KEPT", 0)
+    monkeypatch.setattr(slices, "_KEPT", 0)
 
     def steps(method: type[Method], pixels: np.ndarray, **options) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ambiseg.bits import areas, encode, intersections, packs
 from ambiseg.masks import MaskDistribution, Masks, as_masks, at_least_float32, common_valid, exact
 from ambiseg.regions import RegionMasks, Regions, partition
 
@@ -26,7 +27,6 @@ Cost: TypeAlias = Callable[..., Tensor]
 
 _AT_ONCE = 2**22  # pixels of an image whose masks are compared at a time
 _FEW = 16  # classes that are looked for one by one
-_CACHED = 2**16  # words, 512 kB: pairs of masks compared at a time, so that they stay in the cache
 
 
 # -- hard masks ----------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def _parts(a: MaskDistribution, b: MaskDistribution) -> Iterator[tuple[MaskDistr
 def _by_pixel(a: MaskDistribution, b: MaskDistribution, ids: list[int], valid: Tensor | None) -> Iterator[Tensor]:
     """Pixels that every pair of the N + M masks shares, ``[B, N + M, N + M]``, for each class."""
     for c in ids:
-        masks = torch.cat([_encode(a, c, valid), _encode(b, c, valid)], 1)
+        masks = torch.cat([encode(a, c, valid), encode(b, c, valid)], 1)
         yield intersections(masks, masks)
 
 
@@ -108,7 +108,7 @@ def _by_region(
 ) -> Iterator[Tensor] | None:
     """The same from the regions of ``b``; ``None`` on an accelerator, and where regions are unknown or too many."""
     regions = b.regions if isinstance(b, RegionMasks) else None
-    if regions is None or not _packs(a.labels):
+    if regions is None or not packs(a.labels):
         return None
     sorted_ = _sort_pixels(regions, valid)
     return None if sorted_ is None else _from_regions(a, regions, sorted_, ids)
@@ -187,9 +187,9 @@ def _iou(parts: Iterable[tuple[MaskDistribution, MaskDistribution, Any]], cls: i
     """|x ∩ y| / |x ∪ y| of every pair of masks, ``[B, N, M]``; 0/0 = nan where both are empty."""
     shared = either = torch.zeros(())
     for a, b, valid in parts:
-        x = _encode(a, cls, valid)
-        y = x if a is b else _encode(b, cls, valid)
-        shared, either = intersections(x, y) + shared, _areas(x)[:, :, None] + _areas(y)[:, None, :] + either
+        x = encode(a, cls, valid)
+        y = x if a is b else encode(b, cls, valid)
+        shared, either = intersections(x, y) + shared, areas(x)[:, :, None] + areas(y)[:, None, :] + either
     return shared / (either - shared)
 
 
@@ -198,67 +198,6 @@ def _mean_over_classes(ious: list[Tensor], absent: Absent) -> Tensor:
         raise ValueError(f"absent must be one of {', '.join(get_args(Absent))}, found {absent!r}")
     stacked = torch.stack(ious)
     return stacked.nan_to_num(nan=1.0).mean(0) if absent == "agree" else stacked.nanmean(0)
-
-
-def _encode(masks: MaskDistribution, cls: int, valid: Tensor | None) -> Tensor:
-    """One class's masks as rows that :func:`intersections` can multiply.
-
-    On the CPU 64 pixels share a word, so that an intersection is an AND and a bit count; elsewhere rows are 0/1
-    floats and an intersection is a dot product. Both count exactly.
-    """
-    if not _packs(masks.labels):
-        rows = (masks.labels == cls).flatten(2)
-        return (rows if valid is None else rows & valid.flatten(1)[:, None]).float()
-    rows = (masks.labels.numpy() == cls).reshape(len(masks), masks.count, -1)
-    if valid is not None:
-        rows &= valid.numpy().reshape(len(masks), 1, -1)
-    packed = np.packbits(np.ascontiguousarray(rows), axis=-1)
-    words = np.zeros((*packed.shape[:2], -(-packed.shape[2] // 8) * 8), np.uint8)
-    words[..., : packed.shape[2]] = packed
-    return torch.from_numpy(words.view(np.int64))
-
-
-def _packs(labels: Tensor) -> bool:
-    return labels.is_cpu
-
-
-def _areas(x: Tensor) -> Tensor:
-    if x.is_floating_point():
-        return exact(x.sum(2))
-    return exact(torch.from_numpy(_count_bits(x.numpy()).astype(np.float64)))
-
-
-def intersections(x: Tensor, y: Tensor) -> Tensor:
-    """Pixels shared by every pair of rows, ``[B, N, W] × [B, M, W] -> [B, N, M]``, as exact floating-point counts.
-
-    Rows are 0/1 floats, or words of 64 pixels (int64, on the CPU).
-    """
-    if x.is_floating_point():  # float32 holds every count of a slice exactly; volumes are added slice by slice
-        slices = zip(x.split(2**24, 2), y.split(2**24, 2), strict=True)
-        return sum((exact(s @ t.transpose(1, 2)) for s, t in slices), start=torch.zeros((), device=x.device))
-    if x.shape[1] > y.shape[1]:
-        return intersections(y, x).transpose(1, 2)
-    symmetric, p, q = x is y, x.numpy(), y.numpy()
-    drawn = np.bitwise_or.reduce(p, (0, 1)) != 0  # most words are background in every mask: leave them out
-    p, q = (np.ascontiguousarray(x[..., drawn]) for x in (p, q))  # indexing alone would leave them transposed
-    (B, n, words), m = p.shape, q.shape[1]
-    counts = np.zeros((B, n, m))
-    rows = max(1, min(n, _CACHED // max(1, m * words)))
-    images = max(1, _CACHED // max(1, rows * m * words))
-    for b in range(0, B, images):
-        for i in range(0, n, rows):
-            first = i if symmetric else 0
-            pairs = p[b : b + images, i : i + rows, None] & q[b : b + images, None, first:]
-            counts[b : b + images, i : i + rows, first:] = _count_bits(pairs)
-    if symmetric:
-        counts = np.triu(counts) + np.triu(counts, 1).transpose(0, 2, 1)
-    return exact(torch.from_numpy(counts))
-
-
-def _count_bits(words: np.ndarray) -> np.ndarray:
-    """Set bits of each row of 64-bit words, summed in the narrowest type that holds them: it is the fastest."""
-    total = np.uint16 if words.shape[-1] * 64 < 2**16 else np.uint64
-    return np.bitwise_count(words.view(np.uint64)).sum(-1, dtype=total)
 
 
 # -- soft costs ----------------------------------------------------------------------------------------------

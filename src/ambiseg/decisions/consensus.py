@@ -19,8 +19,9 @@ from torch import Tensor
 from ambiseg._util.distinct import distinct
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.extras import require
+from ambiseg.bits import intersections
 from ambiseg.masks import MaskDistribution, Masks, as_masks, at_least_float32, exact
-from ambiseg.overlap import check_classes, intersections
+from ambiseg.overlap import check_classes
 
 LEVELS = 256
 """Thresholds that are tried: multiples of 1/256. Up to 256 equally likely masks have no level between two of them."""

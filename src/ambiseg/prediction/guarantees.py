@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.text import shape_text
-from ambiseg.decisions.calibration import FILE, Calibration
+from ambiseg.decisions.calibration import FILE, Calibration, Guaranteed, apply
 from ambiseg.io.source import Source
+from ambiseg.masks import MaskDistribution
+from ambiseg.methods.base import Predictive, Stratified
+from ambiseg.prediction.drawing import draw, form_of
 from ambiseg.prediction.result import Options
 from ambiseg.runs import Run, Which
 
@@ -49,3 +55,23 @@ def not_guaranteed(found: Calibration | None, source: Source, options: Options) 
         sizes = " to ".join(dict.fromkeys((shape_text((h, w)), shape_text((height, width)))))
         return (f"the calibration is of images of {sizes} pixels: nothing is guaranteed for {source.form}",)
     return ()
+
+
+def guaranteed(
+    found: Calibration | None,
+    predictive: Predictive,
+    drawn: MaskDistribution,
+    options: Options,
+    device: torch.device,
+) -> Guaranteed | None:
+    """What a calibration says of an image, by masks that are drawn as they were for the calibration.
+
+    Args:
+        drawn: the masks that ``options`` ask for: taken where those are the same.
+    """
+    if found is None or found.symmetries != options.symmetries:
+        return None
+    same = replace(options, per_stratum=found.per_stratum, samples=found.samples, seed=found.seed, keep=None)
+    draws = drawn if form_of(predictive, same) == form_of(predictive, options) else draw(predictive, same, device)[0]
+    weights = predictive.weights[0].detach().cpu().numpy() if isinstance(predictive, Stratified) else None
+    return apply(found, draws.to("cpu"), weights)
