@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ambiseg import MaskDistribution, overlap, pairwise_iou
+from ambiseg import MaskDistribution, bits, overlap, pairwise_iou
 from ambiseg.overlap import COSTS, ce_cost, iou_cost, joint_iou, joint_overlap
 from ambiseg.regions import RegionMasks, partition
 from tests import reference
