@@ -17,14 +17,13 @@ from collections import defaultdict
 import numpy as np
 import torch
 
-from ambiseg.config import Config
 from ambiseg.data.loader import seed_of
 from ambiseg.data.module import DataModule
 from ambiseg.decisions.compaction import compact
+from ambiseg.familiarity import data_of
 from ambiseg.masks import MaskDistribution
 from ambiseg.metrics import ged
 from ambiseg.runs import open_run
-from ambiseg.settings import validate
 
 KEPT = (2, 3, 4, 8)
 
@@ -40,10 +39,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for name in arguments.runs:
         run = open_run(name)
-        about = {**vars(run.config.data), "intensity": run.card.intensity}
-        about |= {} if arguments.root is None else {"root": arguments.root}
-        data = DataModule(validate(Config, {**dict(run.config), "data": about}).data, split=run.split)
-        data.setup()
+        data = data_of(run, None if arguments.root is None else {"root": arguments.root}, quiet=True)
         indices = data.indices("test")
         some = [indices[i] for i in np.linspace(0, len(indices) - 1, min(arguments.images, len(indices))).astype(int)]
         found, seconds = measure(run, data, some, arguments.samples, arguments.means)
