@@ -102,9 +102,12 @@ def test_it_does_not_depend_on_the_masks_that_are_asked_for(calibrated, tmp_path
     with pytest.warns(UserWarning, match="symmetries=1, and this is with 2"):
         [turned] = predict(calibrated, image, tmp_path, symmetries=2)
     assert turned.guaranteed is None
-    with pytest.warns(UserWarning, match="it says nothing about a volume"):
-        [volume] = predict(calibrated, np.stack([image, image]))
+    with pytest.warns(UserWarning, match="nothing is guaranteed for a volume: the calibration is of single images"):
+        [volume] = predict(calibrated, np.stack([image, image]), tmp_path / "volume")
     assert volume.guaranteed is None
+    about = json.loads((tmp_path / "volume" / volume.name / "weights.json").read_text())
+    assert "guaranteed" not in about
+    assert any(note.startswith("nothing is guaranteed for a volume") for note in about["notes"])
     with pytest.warns(UserWarning, match="nothing is guaranteed for 16×32"):
         [small] = predict(calibrated, image[:, :16])
     assert small.guaranteed is not None

@@ -36,12 +36,13 @@ def test_numbers_are_those_of_the_functions():
     text, masks = words(sample()), sample().masks
     present = float(measure(masks, "presence").mean)
     area = measure(masks, "size", spacing=sample().source.spacing)
-    middle, (low, high) = float(area.quantile(0.5)), area.interval(0.9)[0].tolist()
+    there = replace(area, values=torch.where(area.values > 0, area.values, torch.nan))
+    middle, (low, high) = float(there.quantile(0.5)), there.interval(0.9)[0].tolist()
     unit = area.unit
     assert f"Present in {round(100 * present)} of 100 readings" in text
     shown = [f"{x:,.0f}" if x == round(x) or x >= 100 else f"{x:.1f}" for x in (middle, low, high)]
-    assert f"{shown[0]} {unit} ; 9 of 10 readings are between {shown[1]} and {shown[2]} {unit}" in text
-    assert f"{round(100 * float(consensus(masks, 'dice').expected_dice))} % on average (Dice)" in text
+    assert f"{shown[0]} {unit} ; 9 of 10 of these readings are between {shown[1]} and {shown[2]} {unit}" in text
+    assert f"{round(100 * float(consensus(masks, 'dice').expected_dice))} % on average." in text
     for weight in compact(masks, 3).masks.mass[0].tolist():
         assert f"{round(100 * weight)} of 100 :" in text
     assert text.count(" of 100 :") == 3
@@ -112,11 +113,19 @@ def test_what_a_calibration_guarantees_is_shown():
         classes=[level],
     )
     bound = apply(about, sample().masks, None)
-    text = words(replace(sample(), guaranteed=bound))
+    html = page(replace(sample(), guaranteed=bound))
+    text = Reader(html).text
     assert "What is sure" in text
-    assert "checked on 40 patients" in text
-    assert "at least 90 of 100 cases" in text
-    assert len(Reader(page(replace(sample(), guaranteed=bound))).all("img")) == 5
+    assert "Area, checked on 40 patients" in text
+    assert "For at least 90 of 100 readers" in text
+    [one] = bound.classes
+    assert one.outer.any()
+    assert "lies within the outer outline" in text
+    assert len(Reader(html).all("img")) == 5
+    everything = replace(one, outer=np.ones_like(one.outer), inner=np.zeros_like(one.inner))
+    html = page(replace(sample(), guaranteed=replace(bound, classes=(everything,))))
+    assert "nothing is ruled out in much of the image; no part is marked by all." in Reader(html).text
+    assert len(Reader(html).all("img")) == 4
 
 
 def test_nothing_is_computed_twice(tmp_path, monkeypatch):

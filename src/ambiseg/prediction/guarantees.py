@@ -46,7 +46,8 @@ def not_guaranteed(found: Calibration | None, source: Source, options: Options) 
     if found is None:
         return ()
     if source.slices > 1:
-        return ("the calibration is of single images: it says nothing about a volume",)
+        why = "the calibration is of single images, and the slices of a volume share their draws"
+        return (f"nothing is guaranteed for a volume: {why}; a slice that is predicted as an image has its guarantees",)
     if found.symmetries != options.symmetries:
         other = f"symmetries={found.symmetries}, and this is with {options.symmetries}"
         return (f"the calibration is with {other}: it says nothing here",)

@@ -6,11 +6,12 @@ Of a volume, sizes are those of the whole, and pictures show the slice of which 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ambiseg._util.files import write_text
@@ -25,17 +26,18 @@ from ambiseg.viz.page import number, render
 READINGS = 3  # of the masks, that are shown
 _MEASURED = ("size", "diameter")
 _LEVEL, _BINS = 0.9, 24
+_MUCH = 0.25  # of an image
 _CLASSES = 6  # whose numbers are shown; weights.json has all
 
 
 @dataclass(frozen=True)
 class Line:
-    """A measurement in words: the middle value, between which two values nine of ten readings are, a histogram."""
+    """A measurement in words, of the readings with the class: the middle value, between which two values nine of ten
+    are (none where all are equal), a histogram."""
 
     title: str
     middle: str
-    low: str
-    high: str
+    low_and_high: tuple[str, str] | None
     bars: list[tuple[float, float, float, bool]]  # left, width, height in per cent; within the interval
     ends: tuple[str, str]
 
@@ -48,6 +50,15 @@ class Finding:
     present: float
     lines: list[Line]
     checked: tuple[str, str] | None = None  # area that holds a reader's, by the calibration
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What the calibration says of a class: a picture, unless there is nothing to draw, and a sentence."""
+
+    name: str
+    picture: str | None
+    text: str
 
 
 @dataclass(frozen=True)
@@ -138,6 +149,8 @@ def _findings(prediction: Prediction) -> Iterator[Finding]:
 
 
 def _line(one: Measurement) -> Line:
+    there = torch.where(one.values > 0, one.values, torch.nan)  # the readings without it are counted above
+    one = replace(one, values=there if bool((one.values > 0).any()) else one.values)
     low, high = one.interval(_LEVEL)[0].tolist()
     unit = f" {one.unit}" if one.unit else ""
     edges, mass = one.histogram(_BINS)
@@ -149,7 +162,8 @@ def _line(one: Measurement) -> Line:
     title = {"size": "volume" if one.unit == "ml" else "area"}.get(one.what, MEASURES[one.what].title)
     middle = float(one.quantile(0.5))
     ends = f"{_short(float(edges[0]))}", f"{_short(float(edges[-1]))}{unit}"
-    return Line(title, f"{_short(middle)}{unit}", _short(low), f"{_short(high)}{unit}", bars, ends)
+    between = (_short(low), f"{_short(high)}{unit}") if high > low else None
+    return Line(title, f"{_short(middle)}{unit}", between, bars if between else [], ends if between else ("", ""))
 
 
 def _short(value: float) -> str:
@@ -191,14 +205,24 @@ def _readings(prediction: Prediction, found: MaskDistribution, show: _Show) -> I
         yield Reading(show.lines([labels]), weight, text or "marks nothing")
 
 
-def _bounds(prediction: Prediction, show: _Show) -> Iterator[tuple[str, str]]:
-    """For each class of the calibration: its name, and the image with the inner and the outer mask."""
+def _bounds(prediction: Prediction, show: _Show) -> Iterator[Bound]:
+    """For each class of the calibration. An outer mask of much of the image rules out too little to show."""
     if prediction.guaranteed is None:
         return
     inner, outer = distinct(2)
     for one in prediction.guaranteed.classes:
         masks = [np.asarray(one.outer, np.uint8), np.asarray(one.inner, np.uint8)]
-        yield one.name, show.lines(masks, [outer, inner])
+        said = []
+        if one.outer.mean() > _MUCH:
+            masks[0][:] = 0
+            said.append("nothing is ruled out in much of the image")
+        else:
+            said.append(
+                "all that they mark lies within the outer outline (blue)" if one.outer.any() else "none marks it"
+            )
+        said.append("all mark what is in the inner outline (orange)" if one.inner.any() else "no part is marked by all")
+        drawn = any(mask.any() for mask in masks)
+        yield Bound(one.name, show.lines(masks, [outer, inner]) if drawn else None, "; ".join(said) + ".")
 
 
 def _legend(prediction: Prediction) -> list[tuple[str, str]]:
