@@ -393,8 +393,9 @@ def _occurring(masks: MaskDistribution, valid: Tensor | None, known: set[int]) -
     if top < _FEW:
         counts = counts if valid is None else counts & valid[:, None]
         every = bool(counts.all())
+        known = known | {0, top} if every else known
         at = ((c, labels == c) for c in range(1, top + 1) if c not in known)
-        return {c for c, there in at if bool((there if every else there & counts).any())}
+        return (known & {top}) | {c for c, there in at if bool((there if every else there & counts).any())}
     found = set[int]()
     for n in range(masks.count):  # one mask of each image at a time: little memory
         ids = labels[:, n].long() * (counts[:, n] if valid is None else counts[:, n] & valid)
