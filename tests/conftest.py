@@ -62,6 +62,17 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def demo_onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model of the package as ONNX, which takes seconds to write."""
+    from ambiseg.exporting import export
+
+    path = tmp_path_factory.mktemp("export") / "demo.onnx"
+    found = export("demo", path)
+    assert (found.path, found.size, found.difference < 1e-4) == (path, path.stat().st_size, True)
+    return path
+
+
+@pytest.fixture(scope="session")
 def golden() -> Callable[[str], Tensor]:
     """Numbers that the authors' released code produced, by key; the test skips where the file is absent."""
     path = SHARED / "golden" / "loss_and_metrics.npz"

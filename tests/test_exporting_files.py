@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import ambiseg
+from ambiseg.cli import main
 from ambiseg.data import Nodules
 from ambiseg.data.export import export as write_folder
-from ambiseg.exporting import export
+from ambiseg.exporting.weights import kept_in
 from tests.conftest import REPOSITORY
 
 WITHOUT = "import runpy, sys; sys.modules.update(dict.fromkeys({absent}, None)); sys.argv[:] = sys.argv[1:]; {do}"
@@ -43,9 +44,8 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_masks_of_the_example_are_scored_like_those_of_predict(cases, tmp_path):
+def test_masks_of_the_example_are_scored_like_those_of_predict(cases, demo_onnx, tmp_path):
     """The same numbers: those that ``predict`` draws with seed 0."""
-    export("demo", tmp_path / "demo.onnx")
     images = sorted((cases / "images").rglob("*.tif"))
     assert len(images) == 6
     normals = torch.randn(1, 16, 1, generator=torch.Generator().manual_seed(0))
@@ -53,7 +53,7 @@ def test_masks_of_the_example_are_scored_like_those_of_predict(cases, tmp_path):
     np.savez(tmp_path / "numbers.npz", normals=normals.numpy(), strata=strata)
     numbers = ("--numbers", tmp_path / "numbers.npz")
     example = REPOSITORY / "examples" / "onnx_masks.py"
-    without(("ambiseg", "torch"), EXAMPLE, example, tmp_path / "demo.onnx", tmp_path / "theirs", *images, *numbers)
+    without(("ambiseg", "torch"), EXAMPLE, example, demo_onnx, tmp_path / "theirs", *images, *numbers)
     ambiseg.predict("demo", images, tmp_path / "ours", overview=False)
     theirs, ours = (ambiseg.evaluate_files(tmp_path / name, cases, quiet=True) for name in ("theirs", "ours"))
     found, expected = (one.settings[0].metrics["ged"].mean for one in (theirs, ours))
@@ -62,8 +62,10 @@ def test_masks_of_the_example_are_scored_like_those_of_predict(cases, tmp_path):
     assert all(len(by) == 16 and sum(by.values()) == pytest.approx(1) for by in weights.values())
 
 
-def test_example_draws_by_itself(cases, tmp_path):
-    export("demo", tmp_path / "demo.onnx", precision="8")
+def test_example_draws_by_itself(cases, demo_onnx, tmp_path):
+    import onnx
+
+    (tmp_path / "demo.onnx").write_bytes(kept_in(onnx.load(demo_onnx), "8").SerializeToString())
     image = next((cases / "images").rglob("*.tif"))
     example = REPOSITORY / "examples" / "onnx_masks.py"
     without(("ambiseg", "torch"), EXAMPLE, example, tmp_path / "demo.onnx", tmp_path / "out", image, "--draws", "9")
@@ -71,8 +73,13 @@ def test_example_draws_by_itself(cases, tmp_path):
     assert len(by) == 8  # two of every stratum
 
 
-def test_pt2_runs_without_ambiseg(tmp_path):
-    export("demo", tmp_path / "demo.pt2", format="torch")
+def test_pt2_of_the_command_runs_without_ambiseg(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", "demo", "--format", "torch", "--json"]) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert about["inputs"] == ["image", "normals", "strata"]
+    assert about["difference"] < 1e-4
+    assert Path("demo.pt2").stat().st_size == about["bytes"]
     model = ambiseg.load("demo")
     raw = -1000 + 1400 * torch.rand(1, 1, 40, 56, generator=torch.Generator().manual_seed(0))
     normals, strata = torch.zeros(1, 4, 1), torch.arange(4)[None]

@@ -124,7 +124,7 @@ def compared(graph: Graph, runner: Runner) -> float:
     """The largest difference of a weight or a probability from the model's, on random images of two sizes."""
     largest = 0.0
     for seed, size in enumerate(SIZES):
-        image, numbers = graph.example(images=1 + seed, draws=3 - seed, size=size, seed=seed)
+        image, numbers = graph.example(images=1 + seed, draws=1 + 2 * seed, size=size, seed=seed)
         weights, probs = runner(image, numbers)
         predictive = graph.method.predict(graph.intensity(image))
         expected = predictive.probs(predictive.noise_of_numbers(Numbers(**numbers)))
