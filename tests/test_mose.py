@@ -203,6 +203,18 @@ def test_mixed_precision_may_enclose_backward_and_end_before_sampling(cost):
     assert predictive.sample(3).labels.shape == (2, 3, 8, 8)
 
 
+@pytest.mark.parametrize("cost", ["iou", "ce"])
+@pytest.mark.parametrize("class_weights", [None, [1.0, 3.0, 0.7]])
+def test_mixed_precision_takes_weights_that_are_no_round_numbers(cost, class_weights):
+    settings = {} if class_weights is None or cost == "iou" else {"class_weights": class_weights}
+    model = MoSE(1, 3, backbone=UNet(1, (4, 8)), cost=cost, **settings)
+    labels = torch.randint(3, (2, 32, 8, 8), generator=torch.Generator().manual_seed(0))
+    annotations = MaskDistribution(labels, torch.rand(2, 32, generator=torch.Generator().manual_seed(1)).softmax(1))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        terms = model.loss(torch.randn(2, 1, 8, 8), annotations, annealing=0.5)
+    assert all(term.isfinite() and term.dtype == torch.float32 for term in terms.values())
+
+
 @pytest.mark.parametrize("settings", [{"expert_weights": "uniform"}, {"form": "gumbel"}, {}])
 def test_half_precision_models_run(settings):
     model = MoSE(1, 2, experts=3, backbone=UNet(1, (4, 8)), **settings).bfloat16()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ambiseg import MaskDistribution, bits, overlap, pairwise_iou
-from ambiseg.overlap import COSTS, ce_cost, iou_cost, joint_iou, joint_overlap
+from ambiseg.overlap import COSTS, ce_cost, ce_from_sums, iou_cost, iou_from_sums, joint_iou, joint_overlap
 from ambiseg.regions import RegionMasks, partition
 from tests import reference
 
@@ -226,6 +226,21 @@ def test_half_precision_neither_overflows_nor_rounds_the_sums(name):
     assert torch.allclose(COSTS[name](logits.half(), annotations), expected, atol=2e-3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(COSTS[name](logits, annotations), expected)
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([1.0, 0.3, 7.0])])
+def test_sums_keep_their_digits_under_autocast(weights):
+    """The fused loss has sums over regions, whose cost it asks for while autocast is on."""
+    logits, annotations = problem(21, B=2, N=5, spatial=(40, 50), dtype=torch.float32)
+    classes = logits.shape[2]
+    regions = partition(annotations.labels, classes)
+    sums, said = regions.sum(logits.softmax(2).flatten(3)), regions.one_hot(classes, torch.float32)
+    asked = [lambda: ce_from_sums(sums, said, regions, weights)]
+    asked += [lambda: iou_from_sums(sums[:, :, 1:], said[:, :, 1:], regions)]
+    for cost in asked:
+        expected = cost()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(cost(), expected)
 
 
 def test_a_class_ruled_out_by_minus_infinity_costs_nothing_where_nobody_marked_it():

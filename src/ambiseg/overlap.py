@@ -282,21 +282,23 @@ def iou_from_sums(sums: Tensor, said: Tensor, regions: Regions, smooth: float = 
 
     sums ``[B, N, c, U]``, said ``[B, M, c, U]`` (1 where annotator m gave region u class c) -> ``[B, N, M]``.
     """
-    intersection = torch.einsum("bncu,bmcu->bnmc", sums, said)
-    area = torch.einsum("bmcu,bu->bmc", said, regions.size.to(sums.dtype))
-    union = sums.sum(3)[:, :, None] + area[:, None] - intersection
-    return 1 - ((intersection + smooth) / (union + smooth)).mean(3)
+    with full_precision(sums):
+        intersection = torch.einsum("bncu,bmcu->bnmc", sums, said)
+        area = torch.einsum("bmcu,bu->bmc", said, regions.size.to(sums.dtype))
+        union = sums.sum(3)[:, :, None] + area[:, None] - intersection
+        return 1 - ((intersection + smooth) / (union + smooth)).mean(3)
 
 
 def ce_from_sums(sums: Tensor, said: Tensor, regions: Regions, class_weights: Tensor | None = None) -> Tensor:
     """:func:`ce_cost` from what it needs of the samples: log-probabilities summed over regions, as above."""
-    if class_weights is None:
-        pixels = regions.size.sum(1).clamp_min(1).to(sums.dtype)[:, None]
-    else:
-        said = said * class_weights.to(said)[:, None]
-        pixels = torch.einsum("bmcu,bu->bm", said, regions.size.to(sums.dtype))
-        pixels = torch.where(pixels > 0, pixels, 1)  # an image without a valid pixel, or with none that weighs
-    return -torch.einsum("bncu,bmcu->bnm", sums, said) / pixels[:, None]
+    with full_precision(sums):
+        if class_weights is None:
+            pixels = regions.size.sum(1).clamp_min(1).to(sums.dtype)[:, None]
+        else:
+            said = said * class_weights.to(said)[:, None]
+            pixels = torch.einsum("bmcu,bu->bm", said, regions.size.to(sums.dtype))
+            pixels = torch.where(pixels > 0, pixels, 1)  # an image without a valid pixel, or with none that weighs
+        return -torch.einsum("bncu,bmcu->bnm", sums, said) / pixels[:, None]
 
 
 COSTS: dict[str, Cost] = {"iou": iou_cost, "ce": ce_cost}
