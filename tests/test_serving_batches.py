@@ -15,6 +15,7 @@ from ambiseg.methods.predictive import part_of
 from ambiseg.methods.symmetries import symmetric
 from ambiseg.prediction import Options, Predictor
 from ambiseg.prediction.inputs import array_source
+from ambiseg.prediction.looking import Lookout
 from ambiseg.runs import Card, TrainedModel
 from ambiseg.serving import worker
 from ambiseg.serving.tasks import Pixels, Task
@@ -41,7 +42,7 @@ def tasks_of(count: int) -> list[Task]:
 
 def made_worker(model: TrainedModel) -> worker.Worker:
     found = worker.Worker(io.BytesIO(), io.BytesIO())
-    found.models = [model]
+    found.models = [worker._Model(model, None, Lookout(model, None))]
     return found
 
 

@@ -83,7 +83,8 @@ def test_decisions_are_those_of_the_library(calibrated):
 def test_of_a_volume_every_slice_has_its_own(calibrated, tmp_path):
     sample = predict("demo", "sample", per_stratum=1)[0].source.read(0)[0]
     np.save(tmp_path / "scan.npy", np.stack([sample, np.roll(sample, 6, 0)]))
-    [found] = predict(calibrated, tmp_path / "scan.npy", per_stratum=1, axes="DHW")
+    with pytest.warns(UserWarning, match="nothing is guaranteed for a volume"):
+        [found] = predict(calibrated, tmp_path / "scan.npy", per_stratum=1, axes="DHW")
     decisions = Decisions(PredictionScene(found), (1,))
     whole = consensus(found.masks, "dice").labels[0].numpy()
     for k in range(2):
