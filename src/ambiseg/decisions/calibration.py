@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -30,6 +31,7 @@ from ambiseg._util.files import write_text
 from ambiseg._util.reading import read_json
 from ambiseg._util.records import Record
 from ambiseg._util.text import percent
+from ambiseg.bits import areas, encode
 from ambiseg.decisions.conformal import (
     LEVELS,
     Per,
@@ -213,11 +215,9 @@ def area_quantiles(
     draws: MaskDistribution, label: int, alpha: float, valid: np.ndarray | None = None
 ) -> tuple[float, float]:
     """The quantiles α/2 and 1 − α/2 of √area, in pixels, among weighted masks of one image."""
-    mine = (draws.labels[0] == label).flatten(1)
-    if valid is not None:
-        mine = mine & draws.labels.new_tensor(valid).bool().flatten()
-    areas, mass = mine.sum(1).double().cpu().numpy(), draws.mass[0].double().cpu().numpy()
-    low, high = (weighted_quantile(np.sqrt(areas), mass, level) for level in (alpha / 2, 1 - alpha / 2))
+    counts = None if valid is None else torch.from_numpy(valid)[None].to(draws.device)
+    pixels, mass = areas(encode(draws, label, counts))[0].cpu().double().numpy(), draws.mass[0].double().cpu().numpy()
+    low, high = (weighted_quantile(np.sqrt(pixels), mass, level) for level in (alpha / 2, 1 - alpha / 2))
     return low, high
 
 
