@@ -94,7 +94,8 @@ def compact(
     mass = exact(masks.mass.detach()).cpu().numpy()
     mass = mass / mass.sum(1, keepdims=True)
     size = min(k, masks.count)
-    labels, weights, loss, chosen, nearest = [], np.zeros((len(masks), size)), [], [], []
+    weights, chosen = np.zeros((len(masks), size)), np.full((len(masks), size), -1)
+    labels, loss, nearest = [], [], []
     for b in range(len(masks)):
         medoids = choose(iou[b], mass[b], size)
         mine, least = simplex_weights(iou[b][np.ix_(medoids, medoids)], iou[b][medoids] @ mass[b])
@@ -109,13 +110,13 @@ def compact(
         labels.append(torch.cat([found, found[:1].expand(size - len(found), *found.shape[1:])]))
         weights[b, : len(mine)] = mine
         loss.append(max(0.0, least + float(mass[b] @ iou[b] @ mass[b])))
-        chosen.append(np.pad(medoids, (0, size - len(medoids)), constant_values=-1))
+        chosen[b, : len(medoids)] = medoids
         nearest.append(near.argmax(0))
     made = MaskDistribution(torch.stack(labels), torch.from_numpy(weights).to(masks.device).float(), masks.valid)
     return Compacted(
         made,
         torch.tensor(loss, dtype=torch.float64),
-        torch.from_numpy(np.stack(chosen)),
+        torch.from_numpy(chosen),
         torch.from_numpy(np.stack(nearest)),
     )
 
@@ -136,12 +137,12 @@ def simplex_weights(gram: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, f
     ([0.75, 0.25], -0.625)
     """
     k = len(target)
-    gram = gram + _RIDGE * np.eye(k)
     first = int(np.argmin(np.diag(gram) - 2 * target))
+    gram, right = _bordered(gram), np.append(target, 1.0)
     active, weights = np.arange(k) == first, np.zeros(k)
     weights[first] = 1.0
     for _ in range(20 * k + 20):
-        best, level = _on_face(gram, target, active)
+        best, level = _on_face(gram, right, active)
         while (best[active] < 0).any():
             falling = active & (best < weights)
             step = np.full(k, np.inf)
@@ -149,30 +150,33 @@ def simplex_weights(gram: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, f
             leaves = int(step.argmin())
             weights = np.maximum(weights + min(1.0, step[leaves]) * (best - weights), 0)
             weights[leaves], active[leaves] = 0.0, False
-            best, level = _on_face(gram, target, active)
+            best, level = _on_face(gram, right, active)
         weights = best
-        slope = gram @ weights - target - level
+        slope = gram[:k, :k] @ weights - target - level
         slope[active] = 0.0
         enters = int(slope.argmin())
         if slope[enters] > -1e-11:
             break
         active[enters] = True
     weights = weights / weights.sum()
-    return weights, float(weights @ gram @ weights - 2 * target @ weights)
+    return weights, float(weights @ gram[:k, :k] @ weights - 2 * target @ weights)
 
 
-def _on_face(gram: np.ndarray, target: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, float]:
+def _on_face(gram: np.ndarray, right: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, float]:
     """The minimum over weights of ``active`` that sum to 1, of either sign, and half of what Σ w = 1 costs there."""
-    some = np.flatnonzero(active)
-    solved = np.linalg.solve(_bordered(gram[np.ix_(some, some)]), np.append(target[some], 1.0))
-    weights = np.zeros(len(target))
-    weights[some] = solved[:-1]
+    rows = np.append(np.flatnonzero(active), len(active))
+    solved = np.linalg.solve(gram[rows[:, None], rows], right[rows])
+    weights = np.zeros(len(active))
+    weights[active] = solved[:-1]
     return weights, -float(solved[-1])
 
 
 def _bordered(gram: np.ndarray) -> np.ndarray:
-    full = np.ones((len(gram) + 1, len(gram) + 1))
-    full[:-1, :-1], full[-1, -1] = gram, 0.0
+    """G with its ridge, and a row and a column of ones: the matrix of systems with Σ w = 1."""
+    k = len(gram)
+    full = np.ones((k + 1, k + 1))
+    full[:k, :k], full[k, k] = gram, 0.0
+    full[np.arange(k), np.arange(k)] += _RIDGE
     return full
 
 
@@ -186,70 +190,70 @@ def choose(iou: np.ndarray, mass: np.ndarray, k: int) -> np.ndarray:
     >>> choose(np.eye(3), np.array([0.5, 0.2, 0.3]), 2).tolist()
     [0, 2]
     """
-    target = iou @ mass
-    usable = mass > 0
-    order = np.argsort(-mass, kind="stable")
-    ranked = iou[np.ix_(order, order)]  # of equal masks the one of most weight stays
-    usable[order] &= ~((ranked > 1 - 1e-12) & np.tri(len(mass), k=-1, dtype=bool)).any(1)
+    rank = np.empty(len(mass), int)
+    rank[np.argsort(-mass, kind="stable")] = np.arange(len(mass))
+    twins = (iou > 1 - 1e-12) & (rank < rank[:, None])  # of equal masks the one of most weight stays
+    some = np.flatnonzero((mass > 0) & ~twins.any(1))
+    iou, target = iou[np.ix_(some, some)], (iou @ mass)[some]
+    full = _bordered(iou)
+    system = full, np.column_stack([np.append(target, 1.0), -full[:, :-1]])
     kept: list[int] = []
     least = np.inf
-    while len(kept) < min(k, int(usable.sum())):
-        found = _best_addition(iou, target, kept, usable, np.inf)
+    while len(kept) < min(k, len(some)):
+        found = _best_addition(iou, target, system, kept, np.inf)
         if found is None or (kept and least - found[1] < _GAIN):
             break
         least = found[1]
         kept.append(found[0])
     # The last one is the best beside the others, as is each that was exchanged until another one is.
     place = settled = 0
-    for _ in range(_SWEEPS * len(kept) if len(kept) < int(usable.sum()) else 0):
+    for _ in range(_SWEEPS * len(kept) if len(kept) < len(some) else 0):
         if settled >= len(kept) - 1:
             break
-        found = _best_addition(iou, target, kept[:place] + kept[place + 1 :], usable, least - _GAIN)
+        found = _best_addition(iou, target, system, kept[:place] + kept[place + 1 :], least - _GAIN)
         settled += 1
         if found is not None and found[0] != kept[place]:
             kept[place], least, settled = found[0], found[1], 0
         place = (place + 1) % len(kept)
-    return np.array(kept)
+    return some[kept]
 
 
 def _best_addition(
-    iou: np.ndarray, target: np.ndarray, kept: list[int], usable: np.ndarray, below: float
+    iou: np.ndarray, target: np.ndarray, system: tuple[np.ndarray, np.ndarray], kept: list[int], below: float
 ) -> tuple[int, float] | None:
     """The mask that lowers f most when it joins ``kept``, and f with it; ``None`` where none comes below ``below``.
 
     Without w ≥ 0 the minimum of every candidate follows from one linear system for all of them: a lower bound. Where it
     breaks w ≥ 0, exact weights are computed, in the order of bounds, until one is not below the best that was found.
+
+    Args:
+        system: its matrix and its right sides, of all masks: those of some are their rows and the last one.
     """
-    free = usable.copy()
-    free[kept] = False
-    others = np.flatnonzero(free)
-    if not len(others):
-        return None
     if not kept:
-        alone = np.diag(iou)[others] - 2 * target[others]
+        alone = np.diag(iou) - 2 * target
         best = int(alone.argmin())
-        return (int(others[best]), float(alone[best])) if alone[best] < below else None
-    base = iou[np.ix_(kept, kept)] + _RIDGE * np.eye(len(kept))
-    across = iou[kept][:, others]
-    right = np.concatenate([np.append(target[kept], 1.0)[:, None], -np.vstack([across, np.ones(len(others))])], 1)
-    solved = np.linalg.solve(_bordered(base), right)
+        return (best, float(alone[best])) if alone[best] < below else None
+    rows = np.array([*kept, len(target)])
+    base, across = system[0][rows[:, None], rows], iou[kept]
+    solved = np.linalg.solve(base, system[1][rows])
     weights, level, moves, prices = solved[:-1, 0], -solved[-1, 0], solved[:-1, 1:], solved[-1, 1:]
-    least = weights @ base @ weights - 2 * target[kept] @ weights
-    slope = across.T @ weights - target[others] - level
-    curve = np.diag(iou)[others] + (across * moves).sum(0) + prices + _RIDGE
-    share = np.where(curve > 1e-12, -slope / np.maximum(curve, 1e-12), 0)
+    least = level - target[kept] @ weights  # G w = t + level
+    slope = weights @ across - target - level
+    curve = system[0].diagonal()[:-1] + (across * moves).sum(0) + prices
+    share = -slope / np.maximum(curve, 1e-12) * (curve > 1e-12)
     bounds = least + slope * share
-    inside = (share >= 0) & (weights[:, None] + moves * share >= 0).all(0)  # the lower bound is the minimum
+    bounds[kept] = np.inf
     found = None
-    for place in np.argsort(bounds, kind="stable")[:_TRIED]:
-        if bounds[place] >= below:
+    for best in np.argsort(bounds, kind="stable")[:_TRIED].tolist():
+        if bounds[best] >= below:
             break
-        exactly = float(bounds[place])
-        if not inside[place]:
-            together = [*kept, int(others[place])]
+        exactly = float(bounds[best])
+        inside = share[best] >= 0 and (weights + moves[:, best] * share[best] >= 0).all()
+        if not inside:  # the lower bound is not the minimum
+            together = [*kept, best]
             exactly = simplex_weights(iou[np.ix_(together, together)], target[together])[1]
         if exactly < below:
-            found, below = (int(others[place]), exactly), exactly
+            found, below = (best, exactly), exactly
     return found
 
 
