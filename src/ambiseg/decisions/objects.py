@@ -168,25 +168,23 @@ def _longest_chord(s: np.ndarray, t: np.ndarray) -> np.ndarray:
     The right side is convex and piecewise linear in α: where the tangents at both ends of an interval around its
     minimum meet is the next α, until the function is on the tangents there. Each step finds another piece, so it ends.
     """
-    K = len(s)
-    found, open_ = np.zeros(K), np.arange(K)
+    found, open_ = np.zeros(len(s)), np.arange(len(s))
     extent = s.max(1) - s.min(1)
     # The tangents far to the left and to the right are those of the two ends of the longest distance, where t is 0.
-    slope = np.stack([-extent, extent])
-    offset = np.zeros((2, K))
+    low, high, at_low, at_high = -extent, extent.copy(), np.zeros(len(s)), np.zeros(len(s))
     while len(open_):
-        (low, high), (at_low, at_high) = slope[:, open_], offset[:, open_]
         alpha = (at_low - at_high) / (high - low)
-        value = t[open_] + alpha[:, None] * s[open_]
-        most, least = value.argmax(1), value.argmin(1)
-        row = np.arange(len(open_))
+        value = t + alpha[:, None] * s
+        row, most, least = np.arange(len(open_)), value.argmax(1), value.argmin(1)
         height = value[row, most] - value[row, least]
         found[open_] = height
-        piece = s[open_, most] - s[open_, least]
-        beneath = at_low + low * alpha
-        done = (height <= beneath + 1e-9 * extent[open_]) | (piece <= low) | (piece >= high)
-        for side, some in ((0, (piece < 0) & ~done), (1, (piece >= 0) & ~done)):
-            slope[side, open_[some]] = piece[some]
-            offset[side, open_[some]] = (height - piece * alpha)[some]
-        open_ = open_[~done]
+        piece = s[row, most] - s[row, least]
+        left = piece < 0
+        done = (height <= at_low + low * alpha + 1e-9 * extent) | (piece <= low) | (piece >= high)
+        for slope, offset, some in ((low, at_low, left), (high, at_high, ~left)):
+            np.copyto(slope, piece, where=some)
+            np.copyto(offset, height - piece * alpha, where=some)
+        if done.any():
+            open_, (s, t) = open_[~done], (part[~done] for part in (s, t))
+            extent, low, high, at_low, at_high = (part[~done] for part in (extent, low, high, at_low, at_high))
     return found
