@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from ambiseg._util.distinct import distinct
 from ambiseg.masks import MaskDistribution, exact
 
 _CACHED = 2**16  # words, 512 kB: pairs of masks compared at a time, so that they stay in the cache
+_LABELS = 2**26  # that are looked at at a time for equal masks
+PIXELS = 2**22  # of an image whose masks are compared at a time
 
 
 def encode(masks: MaskDistribution, cls: int, valid: Tensor | None) -> Tensor:
@@ -53,19 +58,69 @@ def intersections(x: Tensor, y: Tensor) -> Tensor:
         return intersections(y, x).transpose(1, 2)
     symmetric, p, q = x is y, x.numpy(), y.numpy()
     drawn = np.bitwise_or.reduce(p, (0, 1)) != 0  # most words are background in every mask: leave them out
-    p, q = (np.ascontiguousarray(x[..., drawn]) for x in (p, q))  # indexing alone would leave them transposed
+    p, q = p[..., drawn], q[..., drawn]
+    return exact(torch.from_numpy(_shared(p, q, symmetric)))
+
+
+def _shared(p: np.ndarray, q: np.ndarray, symmetric: bool) -> np.ndarray:
+    """:func:`intersections` of words. What there is more of, words or columns, is side by side in memory."""
     (B, n, words), m = p.shape, q.shape[1]
-    counts = np.zeros((B, n, m))
+    order = (0, 1, 2) if words > m else (0, 2, 1)
+    p, q = (np.ascontiguousarray(x.transpose(order)).transpose(order) for x in (p, q))
+    counts = np.empty((B, n, m))
     rows = max(1, min(n, _CACHED // max(1, m * words)))
     images = max(1, _CACHED // max(1, rows * m * words))
     for b in range(0, B, images):
         for i in range(0, n, rows):
             first = i if symmetric else 0
-            pairs = p[b : b + images, i : i + rows, None] & q[b : b + images, None, first:]
-            counts[b : b + images, i : i + rows, first:] = _count_bits(pairs)
-    if symmetric:
-        counts = np.triu(counts) + np.triu(counts, 1).transpose(0, 2, 1)
-    return exact(torch.from_numpy(counts))
+            found = _count_bits(p[b : b + images, i : i + rows, None] & q[b : b + images, None, first:])
+            counts[b : b + images, i : i + rows, first:] = found
+            if symmetric:
+                counts[b : b + images, first:, i : i + rows] = found.transpose(0, 2, 1)
+    return counts
+
+
+def equal(masks: MaskDistribution) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of each image where each distinct mask comes first, in this order, and for each mask which of these it is.
+
+    Draws are often equal, and what is computed of one holds for all. Void pixels make no difference. Computed once.
+
+    >>> [part.tolist() for part in equal(MaskDistribution(torch.tensor([[[[0, 1]], [[1, 1]], [[0, 1]]]])))[0]]
+    [[0, 1], [0, 1, 0]]
+    """
+    return masks.kept("equal", lambda: [_equal(masks, b) for b in range(len(masks))])
+
+
+def _equal(masks: MaskDistribution, b: int) -> tuple[np.ndarray, np.ndarray]:
+    labels = masks.labels[b].flatten(1).cpu().numpy()
+    valid = None if masks.valid is None else masks.valid[b].flatten().cpu().numpy()
+    anywhere = np.bitwise_or.reduce(labels, 0)
+    several, step = bool(anywhere.max() > 1), max(1, _LABELS // labels.shape[1])
+    some = anywhere > 0 if valid is None else (anywhere > 0) & valid
+
+    def rows() -> Iterator[np.ndarray]:
+        for i in range(0, len(labels), step):
+            part = labels[i : i + step]
+            part = part[:, some] if several or valid is not None else part
+            yield from part if several else np.packbits(part, axis=1)
+
+    return distinct(rows())
+
+
+def shared_by_distinct(masks: MaskDistribution, cls: int, rows: Tensor | None = None) -> Tensor:
+    """Pixels that every pair of the D distinct masks of one image shares in a class, ``[1, D, D]``. Computed once, and
+    not to be changed.
+
+    Args:
+        rows: these masks as words, if the caller has them: of any pixels that hold all of the class, in any order.
+    """
+
+    def count() -> Tensor:
+        first = torch.from_numpy(equal(masks)[0][0])
+        parts = (encode(x, cls, x.valid)[:, first] for x in masks.bands(PIXELS)) if rows is None else (rows,)
+        return sum((intersections(x, x) for x in parts), start=torch.zeros(()))
+
+    return masks.kept(("shared", cls), count)
 
 
 def _count_bits(words: np.ndarray) -> np.ndarray:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from ambiseg._util.files import atomic_write
 from ambiseg._util.npz import open_npz
 from ambiseg._util.reading import Unreadable, open_regular
 
+T = TypeVar("T")
 _FORMAT = "ambiseg.MaskDistribution/1"
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32)
 _AT_ONCE = 1 << 24  # pixels, or labels of them, that are widened at a time
@@ -162,6 +163,13 @@ class MaskDistribution:
         if self.marginal is not None:
             return self.marginal.shape[1]
         return 1 + max(int(part._counted().max()) for part in self.bands(max(1, _AT_ONCE // self.count)))
+
+    def kept(self, what: Hashable, make: Callable[[], T]) -> T:
+        """What ``make`` computes of these masks, once. As their own tensors it is not changed in place."""
+        made = vars(self).setdefault("_kept", {})
+        if what not in made:
+            made[what] = make()
+        return made[what]
 
     # -- moving, slicing, joining --------------------------------------------------------------------------
 

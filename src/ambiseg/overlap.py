@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ambiseg.bits import areas, encode, intersections, packs
+from ambiseg.bits import PIXELS, areas, encode, equal, intersections, packs, shared_by_distinct
 from ambiseg.masks import MaskDistribution, Masks, as_masks, at_least_float32, common_valid, exact
 from ambiseg.regions import RegionMasks, Regions, partition
 
@@ -25,7 +25,6 @@ Cost: TypeAlias = Callable[..., Tensor]
 """A cost is any callable (logits ``[B, N, C, *spatial]``, MaskDistribution of M annotations) -> ``[B, N, M]``."""
 
 
-_AT_ONCE = 2**22  # pixels of an image whose masks are compared at a time
 _FEW = 16  # classes that are looked for one by one
 
 
@@ -55,6 +54,10 @@ def pairwise_iou(a: Masks, b: Masks, classes: Sequence[int] | None = None, absen
     ids = occurring(a, b) if classes is None else check_classes(classes)
     if a is b and isinstance(a, RegionMasks) and a.regions is not None:
         return _mean_over_classes([_divide(_shared(a.regions, c, exact(a.regions.size))) for c in ids], absent)
+    if a is b and len(a) == 1 and packs(a.labels):
+        which = equal(a)[0][1]
+        iou = _mean_over_classes([_divide(shared_by_distinct(a, c)) for c in ids], absent).numpy()
+        return torch.from_numpy(iou.take(which, 1).take(which, 2))
     return _mean_over_classes([_iou(_parts(a, b), c) for c in ids], absent)
 
 
@@ -92,8 +95,8 @@ def joint_overlap(a: Masks, b: Masks, classes: Sequence[int] | None = None, abse
 def _parts(a: MaskDistribution, b: MaskDistribution) -> Iterator[tuple[MaskDistribution, MaskDistribution, Any]]:
     """Both, and where both count, in the same bands of pixels: what is made of all pixels would not fit."""
     if a is b:
-        return ((x, x, x.valid) for x in a.bands(_AT_ONCE))
-    return ((x, y, common_valid(x, y)) for x, y in zip(a.bands(_AT_ONCE), b.bands(_AT_ONCE), strict=True))
+        return ((x, x, x.valid) for x in a.bands(PIXELS))
+    return ((x, y, common_valid(x, y)) for x, y in zip(a.bands(PIXELS), b.bands(PIXELS), strict=True))
 
 
 def _by_pixel(a: MaskDistribution, b: MaskDistribution, ids: list[int], valid: Tensor | None) -> Iterator[Tensor]:
@@ -196,7 +199,7 @@ def _iou(parts: Iterable[tuple[MaskDistribution, MaskDistribution, Any]], cls: i
 def _mean_over_classes(ious: list[Tensor], absent: Absent) -> Tensor:
     if absent not in get_args(Absent):
         raise ValueError(f"absent must be one of {', '.join(get_args(Absent))}, found {absent!r}")
-    stacked = torch.stack(ious)
+    stacked = torch.stack(ious) if len(ious) > 1 else ious[0][None]
     return stacked.nan_to_num(nan=1.0).mean(0) if absent == "agree" else stacked.nanmean(0)
 
 

@@ -16,10 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ambiseg._util.distinct import distinct
 from ambiseg._util.errors import ConfigError
 from ambiseg._util.extras import require
-from ambiseg.bits import intersections
+from ambiseg.bits import equal, intersections, shared_by_distinct
 from ambiseg.masks import MaskDistribution, Masks, as_masks, at_least_float32, exact
 from ambiseg.overlap import check_classes
 
@@ -61,6 +60,7 @@ class _Image:
     labels: np.ndarray  # [N, S]
     mass: np.ndarray  # [N] float64
     number: np.ndarray  # [N] which of the masks is the first of its kind
+    drawn: MaskDistribution | None  # whose distinct masks they are, if none of those is of weight 0
     soft: np.ndarray | None  # [C, S] the producer's marginal
     pixels: np.ndarray  # [S] where
     outside: int  # pixels that count and are background in every mask
@@ -91,7 +91,13 @@ class _Image:
     @cached_property
     def of_masks(self) -> np.ndarray:
         """Expected IoU and Dice of the masks themselves, ``[2, N]``."""
-        return _expected(self.bits, self)
+        overlaps = []
+        for c, words in zip(self.classes, self.bits, strict=True):
+            rows = torch.from_numpy(words.view(np.int64))[None]
+            both = intersections(rows, rows) if self.drawn is None else shared_by_distinct(self.drawn, c, rows)
+            shared = both[0].cpu().numpy()
+            overlaps.append(_iou(shared, shared.diagonal()[:, None], shared.diagonal()))
+        return _means(overlaps) @ self.mass
 
     @cached_property
     def of_levels(self) -> _Levels:
@@ -192,8 +198,8 @@ def consensus_each(
         numbers[3, :, b] = [one.threshold for one in chosen]
     made = torch.from_numpy(labels).view(-1, B, *masks.spatial).to(masks.device)
     iou, dice, mask, limit = torch.from_numpy(numbers).to(masks.device, exact(masks.mass[:1]).dtype)
-    parts = made, iou, dice, mask.nan_to_num(nan=-1).long(), limit
-    return {name: Consensus(name, *(part[i] for part in parts)) for i, name in enumerate(names)}
+    parts = zip(made, iou, dice, mask.nan_to_num(nan=-1).long(), limit, strict=True)
+    return {name: Consensus(name, *part) for name, part in zip(names, parts, strict=True)}
 
 
 def check_rules(names: Iterable[str]) -> None:
@@ -214,6 +220,10 @@ def _reduced(one: MaskDistribution, background: bool) -> _Image | None:
     """One image at the pixels that matter, all that count where ``background`` is scored; ``None`` if none counts."""
     mass = one.mass[0].detach().cpu().double().numpy()
     number = np.flatnonzero(mass > 0)
+    (distinct, kind), share = equal(one)[0], mass[number] / mass[number].sum()
+    first = np.sort(np.unique(kind[number], return_index=True)[1])  # of each kind
+    mass, number = np.bincount(kind[number], share)[kind[number[first]]], number[first]
+    drawn = one if np.array_equal(number, distinct) else None
     labels = one.labels[0].flatten(1).cpu().numpy()
     if len(number) < len(labels):
         labels = labels[number]
@@ -234,10 +244,7 @@ def _reduced(one: MaskDistribution, background: bool) -> _Image | None:
         soft = soft.take(pixels, 1).astype(float)
         order = np.argsort(LEVELS - _level_of(soft[1:]), kind="stable")  # as level sets are made
         soft, pixels = soft.take(order, 1), pixels[order]
-    labels = labels.take(pixels, 1)
-    first, which = distinct(labels > 0 if labels.max() < 2 else labels)
-    mass = np.bincount(which, mass[number] / mass[number].sum())
-    return _Image(labels[first], mass, number[first], soft, pixels, total - len(pixels))
+    return _Image(labels.take(pixels, 1), mass, number, drawn, soft, pixels, total - len(pixels))
 
 
 def _packed(labels: np.ndarray, c: int) -> np.ndarray:
@@ -256,7 +263,7 @@ def _expected(candidates: Sequence[np.ndarray], image: _Image) -> np.ndarray:
     overlaps = []
     for x, y in zip(candidates, image.bits, strict=True):
         a = torch.from_numpy(x.view(np.int64))[None]
-        b = a if x is y else torch.from_numpy(y.view(np.int64))[None]
+        b = torch.from_numpy(y.view(np.int64))[None]
         of_a, of_b = (np.bitwise_count(one).sum(1, dtype=np.int64) for one in (x, y))
         overlaps.append(_iou(intersections(a, b)[0].numpy(), of_a[:, None], of_b))
     return _means(overlaps) @ image.mass
@@ -290,11 +297,11 @@ def _level_sets(image: _Image) -> _Levels:
         whole = len(order) == len(level) and bool((np.diff(order) == 1).all())
         bits = (words if whole else _packed(image.labels.take(order, 1), c)).view(np.uint8)
         drawn = np.bitwise_count(words).sum(1, dtype=np.int64)[:, None]
-        bits = np.pad(bits, ((0, 0), (0, 1)))
-        before = np.pad(np.bitwise_count(bits).cumsum(1, dtype=np.int32), ((0, 0), (1, 0)))
+        bits = np.hstack([bits, np.zeros((len(bits), 1), np.uint8)])
+        before = np.bitwise_count(bits).cumsum(1, dtype=np.int32)
         byte, part = np.divmod(area, 8)
-        part = (0xFF00 >> part & 0xFF).astype(np.uint8)  # so many high bits
-        shared = before.take(byte, 1) + np.bitwise_count(bits.take(byte, 1) & part)
+        part = (0xFF >> part).astype(np.uint8)  # without so many high bits
+        shared = before.take(byte, 1) - np.bitwise_count(bits.take(byte, 1) & part)
         if c == 0:  # the background is what is left of the set
             shared, area = drawn - shared, len(level) - area
         overlaps.append(_iou(shared, drawn, area))
