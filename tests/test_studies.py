@@ -21,7 +21,7 @@ from tests.conftest import SHARED
 
 NAMES = {
     *("zoo", "ablation", "samples", "one-label", "experts", "architecture", "labels-per-step", "train-size", "sizes"),
-    *("gmm", "modes", "objective"),
+    *("gmm", "modes", "objective", "gates"),
 }
 PLAIN = {  # the least that a study is
     "title": "T",
