@@ -108,7 +108,8 @@ def test_a_run_of_the_plain_command_is_the_member():
         "--trainer.threads=1",
     ]
     assert member is not None
-    assert fingerprint(parse([*typed_out, "--trainer.accelerator=cpu", "--seed=4"], "lidc71")) == member.fingerprint
+    config = parse([*typed_out, "--trainer.accelerator=cpu", "--seed=4"], "lidc71-paper")
+    assert fingerprint(config) == member.fingerprint
 
 
 # -- fingerprints ------------------------------------------------------------------------------------------------------
@@ -198,7 +199,7 @@ def test_typed_settings():
 def test_data_of_another_kind_are_planned_for(tmp_path):
     base = find("ablation")[1].base["small"]
     (tmp_path / "mine.npz").touch()
-    assert start_of(base, str(tmp_path / "mine.npz"), None).recipe == "lidc71"
+    assert start_of(base, str(tmp_path / "mine.npz"), None).recipe == "lidc71-paper"
     assert start_of(base, None, None).settings == {"trainer.epochs": 10}
     (tmp_path / "scans").mkdir()
     folder = start_of(base, str(tmp_path / "scans"), None)

@@ -5,7 +5,7 @@
     title: Latent codes of one and of eight dimensions
     question: Is one dimension enough?
     base:
-      small: {recipe: lidc71, settings: {trainer.epochs: 10}}
+      small: {recipe: lidc71-paper, settings: {trainer.epochs: 10}}
       paper: {recipe: lidc}
     members:
       one: {}
