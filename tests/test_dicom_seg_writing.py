@@ -181,6 +181,20 @@ def test_the_library_reads_what_it_wrote(tmp_path, orientation):
     np.testing.assert_array_equal(np.concatenate([mask.read(k) for k in range(4)]), likely)
 
 
+@pytest.mark.parametrize("size", [(5, 7), (5, 8), (3, 3), (4, 8)])
+def test_pixels_fill_an_even_number_of_bytes(tmp_path, size):
+    """OHIF 3.13 never ends loading a SEG whose packed bits were padded with a byte."""
+    scan = series(tmp_path / "ct", RNG.integers(-900, 300, (3, *size)).astype(np.int16))
+    made, folder = written(scan, tmp_path / "out")
+    found = segments(folder)
+    bits = size[0] * size[1] * int(found.NumberOfFrames)
+    assert len(found.PixelData) == -(-bits // 8)
+    uids = [one.SOPInstanceUID for one in sorted_slices(scan)]
+    pixels = found.get_pixels_by_source_instance(uids, assert_missing_frames_are_empty=True)
+    np.testing.assert_array_equal(np.moveaxis(pixels, -1, 0), made.masks.labels[0].numpy())
+    assert problems(folder / "masks.seg.dcm") == []
+
+
 def test_predictions_without_any_mark(scan, tmp_path):
     made, folder = written(scan, tmp_path / "out", empty=True)
     found = segments(folder)

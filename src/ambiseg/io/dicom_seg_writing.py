@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -158,7 +159,39 @@ def _segmentation(
     # The scanner's item has the names of the institution and of its staff, which no reader of a SEG needs.
     with suppress(AttributeError):
         made.ContributingEquipmentSequence = made.ContributingEquipmentSequence[-1:]
+    if kind == "BINARY":
+        _fill_even_bytes(made)
     return made
+
+
+def _fill_even_bytes(made: Any) -> None:
+    """Add frames without a mark until the bits of all frames come to an even number of bytes.
+
+    An odd number is padded with a byte, as the standard says. dcmjs, which OHIF reads with, takes the pad for an error
+    and never ends loading. Where every segment has a frame on every slice there is no place for one more.
+    """
+    pixels, frames = made.Rows * made.Columns, made.PerFrameFunctionalGroupsSequence
+    numbers = range(1, len(made.SegmentSequence) + 1)
+    places, taken = dict[tuple[int, ...], Any](), set[tuple[int, ...]]()
+    for frame in frames:
+        index = tuple(np.atleast_1d(frame.FrameContentSequence[0].DimensionIndexValues).tolist())
+        places.setdefault(index[1:], frame)  # the first index is that of the segment
+        taken.add(index)
+    free = [(number, *place) for number in numbers for place in places if (number, *place) not in taken]
+    for more in range(len(free) + 1):
+        filled = -(-pixels * (len(frames) + more) // 8)
+        if filled % 2 == 0:
+            break
+    else:
+        return
+    packed = made.PixelData[: -(-pixels * len(frames) // 8)]  # without the pad
+    for index in free[:more]:
+        frame = deepcopy(places[index[1:]])
+        frame.FrameContentSequence[0].DimensionIndexValues = list(index)
+        frame.SegmentIdentificationSequence[0].ReferencedSegmentNumber = index[0]
+        frames.append(frame)
+    made.NumberOfFrames = len(frames)
+    made.PixelData = packed.ljust(filled, b"\0")
 
 
 def _described(number: int, segment: Segment, algorithm: str) -> Any:
