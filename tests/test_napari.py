@@ -58,7 +58,7 @@ def test_names_weights_and_order(scan):
     viewer = Viewer()
     assert show(prediction(scan), viewer) is viewer
     names = [layer.name for layer in viewer.layers]
-    top = ["way 2, 25 %", "way 1, 75 %", "mask 2, 20 %", "mask 1, 30 %", "mask 0, 50 %"]
+    top = ["way 2, 25 %", "way 1, 75 %", "mask 2, 20 %, empty", "mask 1, 30 %", "mask 0, 50 %"]
     assert names == ["scan", "probability of nodule", "entropy", *top]
     assert [layer.name for layer in viewer.layers if layer.visible] == ["scan", "mask 0, 50 %"]
     assert viewer["mask 0, 50 %"].metadata == {
@@ -72,7 +72,9 @@ def test_pixels_are_those_of_the_prediction(scan):
     show(made, viewer)
     np.testing.assert_array_equal(viewer["scan"].data, VOLUME)
     for i, weight in enumerate(WEIGHTS):
-        np.testing.assert_array_equal(viewer[f"mask {i}, {100 * weight:.0f} %"].data, made.masks.labels[0, i])
+        np.testing.assert_array_equal(
+            viewer[f"mask {i}, {100 * weight:.0f} %{', empty' * (i == 2)}"].data, made.masks.labels[0, i]
+        )
     assert made.strata is not None
     np.testing.assert_array_equal(viewer["way 2, 25 %"].data, made.strata.centres[1])
     shares = viewer["probability of nodule"]

@@ -21,10 +21,11 @@ def show(prediction: Prediction, viewer: Any = None, *, masks: int | None = None
     """Add a prediction to a napari viewer, and return the viewer.
 
     From below: the image; the probability of each class that is not class 0; the entropy; the most typical mask of each
-    stratum; the masks, the most likely one on top. Names end in the weight, in percent. Image and most likely mask
-    are visible, the others are a click away. Each mask and stratum has a colour of its own where there are two
-    classes, and the colours of the classes elsewhere. Pixels are drawn in millimetres where the image says how large
-    they are. Weights, strata and classes are in the metadata of each layer.
+    stratum; the masks, the most likely one on top. Names have the weight, in percent, and say which are empty. Image
+    and most likely mask are visible, the others are a click away. Each mask and stratum has a colour of its own where
+    there are two classes, and the colours of the classes elsewhere. Pixels are drawn in millimetres where the image
+    says how large they are. Weights, strata and classes are in the metadata of each layer. In a script,
+    ``napari.run()`` keeps the window open.
 
     Args:
         prediction: what :func:`ambiseg.predict` returns.
@@ -40,7 +41,7 @@ def show(prediction: Prediction, viewer: Any = None, *, masks: int | None = None
     >>> [one] = predict(load("demo"), image, samples=2, merge=False)
     >>> names = show(one, Viewer(), masks=1)
     >>> names[:3], names[-1]
-    (['image_0', 'probability of nodule', 'entropy'], 'mask 0, 50 %')
+    (['image_0', 'probability of nodule', 'entropy'], 'mask 0, 50 %, empty')
     """
     if viewer is None:
         require("napari")
@@ -59,7 +60,8 @@ def show(prediction: Prediction, viewer: Any = None, *, masks: int | None = None
         for k, colour in reversed(list(enumerate(distinct(len(strata.weights))))):
             weight = float(strata.weights[k])
             about = {strata.name: k + 1, "weight": weight, "classes": list(classes)}
-            name, ids = f"{strata.name} {k + 1}, {_percent(weight)}", _array(strata.centres[k])
+            ids = _array(strata.centres[k])
+            name = f"{strata.name} {k + 1}, {_percent(weight)}{_if_empty(ids)}"
             _add_mask(viewer, ids, name, colour, classes, False, {**common, "metadata": about})
     labels, weights = prediction.masks.labels[0], prediction.masks.mass[0].tolist()
     shown = len(weights) if masks is None else min(masks, len(weights))
@@ -67,8 +69,9 @@ def show(prediction: Prediction, viewer: Any = None, *, masks: int | None = None
         about = {"mask": i, "weight": weights[i], "classes": list(classes)}
         if by := [k + 1 for k in prediction.strata_of(i)]:
             about["strata"] = by
-        name = f"mask {i}, {_percent(weights[i])}"
-        _add_mask(viewer, _array(labels[i]), name, colour, classes, i < _SHOWN, {**common, "metadata": about})
+        ids = _array(labels[i])
+        name = f"mask {i}, {_percent(weights[i])}{_if_empty(ids)}"
+        _add_mask(viewer, ids, name, colour, classes, i < _SHOWN, {**common, "metadata": about})
     return viewer
 
 
@@ -108,6 +111,11 @@ def _over(common: dict[str, Any]) -> dict[str, Any]:
 
 def _array(values: Tensor) -> np.ndarray:
     return np.ascontiguousarray(values.detach().cpu().numpy())
+
+
+def _if_empty(ids: np.ndarray) -> str:
+    """Said in the name, because a layer without a mark looks like one that is not shown."""
+    return "" if ids.any() else ", empty"
 
 
 def _percent(weight: float) -> str:
