@@ -18,21 +18,21 @@ from tests.test_dicom_seg_writing import VOLUME, WEIGHTS, prediction
 
 
 class Viewer:
-    """Keeps layers as napari 0.5 and 0.6 would; unknown options are a TypeError there as well."""
+    """Keeps layers as napari 0.5 and 0.9 would; unknown options are a TypeError there as well."""
 
     def __init__(self, title: str = "") -> None:
         self.title, self.layers = title, []
 
     def add_image(
         self, data, *, blending="translucent_no_depth", colormap=None, contrast_limits=None, metadata=None, name=None,
-        opacity=1.0, rgb=None, scale=None, visible=True,
+        opacity=1.0, rgb=None, scale=None, units=None, visible=True,
     ) -> Any:  # fmt: skip
         assert np.isfinite(data).all()
         return self._add("image", data, {**locals()})
 
     def add_labels(
         self, data, *, blending="translucent", colormap=None, metadata=None, name=None, opacity=0.7, scale=None,
-        visible=True,
+        units=None, visible=True,
     ) -> Any:  # fmt: skip
         assert data.dtype.kind in "iu"  # napari refuses others
         assert colormap is None or None in colormap  # a direct colormap needs a colour for all other labels
@@ -111,6 +111,8 @@ def test_millimetres(tmp_path, make, scale):
     viewer = Viewer()
     show(prediction(make(tmp_path)), viewer)
     assert all(layer.scale == pytest.approx(scale) for layer in viewer.layers)
+    units = None if scale == (1, 1) else "mm"  # napari's scale bar says "pixel" without
+    assert all(layer.units == units for layer in viewer.layers)
 
 
 def test_colour_pictures_and_other_channels(tmp_path):

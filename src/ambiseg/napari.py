@@ -47,7 +47,8 @@ def show(prediction: Prediction, viewer: Any = None, *, masks: int | None = None
         require("napari")
         viewer = import_module("napari").Viewer(title=f"ambiseg: {prediction.name}")
     classes = prediction.classes
-    common: dict[str, Any] = {"scale": prediction.source.spacing or (1.0,) * prediction.entropy.ndim}
+    spacing, axes = prediction.source.spacing, prediction.entropy.ndim
+    common: dict[str, Any] = {"scale": spacing, "units": "mm"} if spacing else {"scale": (1.0,) * axes}
     _add_image(viewer, prediction, common)
     for c, share in enumerate(prediction.masks.marginal_probs(len(classes))[0]):
         if c:
