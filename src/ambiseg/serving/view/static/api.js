@@ -130,5 +130,5 @@ export function decoded(buffer) {
   const { image = [null], masks = [], centres = [], readers = [], marginal = [], entropy = [null] } = found;
   const { consensus = [], kept = [], bounds = [] } = found;
   const labels = { masks, centres, readers, consensus, kept, bounds, keep: 0 };
-  return { k: header.slice, h, w, channels, image: image[0], ...labels, marginal, entropy: entropy[0], made: new Map() };
+  return { k: header.slice, h, w, tall: 1, channels, image: image[0], ...labels, marginal, entropy: entropy[0], made: new Map() };
 }

@@ -47,8 +47,9 @@ export function zoomToMasks() {
   const slice = scene && sliceOf(scene);
   if (!slice) return;
   const { x, y, side } = focusOf(slice);
-  const scale = Math.max(1, Math.max(slice.h, slice.w) / side);
-  state.zoom = { scale, x: (x + side / 2) / slice.w, y: (y + side / 2) / slice.h };
+  const h = slice.h * slice.tall;
+  const scale = Math.max(1, Math.max(h, slice.w) / side);
+  state.zoom = { scale, x: (x + side / 2) / slice.w, y: (y + side / 2) / h };
   touch("zoom");
 }
 
@@ -178,12 +179,10 @@ function showChoices() {
   const readers = find("#contours-readers", HTMLInputElement);
   readers.disabled = !!scene && !scene.summary.readers?.length;
   const word = state.scenes.find((one) => one.summary.strata)?.summary.strata?.name ?? state.models[0]?.stratum;
-  const alone = scene?.summary.form === "readers";
+  const alone = state.about.kind === "data";
   find("#contours-masks-name", HTMLElement).textContent = alone ? "of readers" : "of the heaviest masks";
-  find("#coverage-what", HTMLElement).textContent = alone ? "Readers who have" : "Masks that cover";
+  find("#coverage-what", HTMLElement).textContent = alone ? "Readers who together have" : "Masks that cover";
   find("#coverage-of", HTMLElement).textContent = alone ? "of the weight" : "of the probability";
-  const unused = find("#contours-readers", HTMLInputElement).parentElement;
-  if (unused) unused.hidden = alone;
   find("#contours-strata-name", HTMLElement).textContent = word ? `every ${word}` : "strata";
   const percents = Math.round(100 * state.coverage);
   const slider = find("#coverage", HTMLInputElement);

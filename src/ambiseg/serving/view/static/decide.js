@@ -103,7 +103,7 @@ function aboutRule(scene, found) {
 
 /** @param {Decisions} found */
 function aboutKept({ kept }) {
-  const shares = kept.weights.map((weight) => percent(weight)).join(", ");
+  const shares = kept.weights.map((weight) => percent(weight).replace(" ", "\u00a0")).join(", ");
   return kept.of <= kept.weights.length ? `there are no more: ${shares}` : `instead of ${kept.of}: ${shares}`;
 }
 
@@ -121,8 +121,9 @@ function aboutBounds(scene, { bounds }) {
 function table({ measurements }) {
   const rows = measurements.map(({ what, unit, mean, median, low, high }) => {
     const name = NAMES[/** @type {keyof typeof NAMES} */ (what)] ?? what;
-    const cells = what === "presence" ? [mean === null ? "–" : percent(mean), ""] : [text(median), `${text(low)} – ${text(high)}`];
-    return element("tr", {}, element("th", { scope: "row" }, unit ? `${name}, ${unit}` : name), ...cells.map((one) => element("td", {}, one)));
+    const cells = [text(median), `${text(low)} – ${text(high)}`].map((one) => element("td", {}, one));
+    const share = element("td", { colSpan: 2 }, mean === null ? "–" : percent(mean)); // no median, and no interval
+    return element("tr", {}, element("th", { scope: "row" }, unit ? `${name}, ${unit}` : name), ...(what === "presence" ? [share] : cells));
   });
   const head = ["", "median", "5–95 %"].map((one) => element("th", { scope: "col" }, one));
   return element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows));

@@ -123,7 +123,7 @@ function facts(at) {
   const size = mark && (mark.scene === at || mark.kind === "reader") ? sizeOf(mark) : null;
   /** @type {[string, string][]} */
   const rows = [
-    [summary.form === "readers" ? "Readers who drew it" : "Presence", percent(presence(summary))],
+    [summary.form === "readers" ? "Drawn by" : "Presence", percent(presence(summary))],
     ["Median (5–95 %)", `${range[1]} (${range[0]}–${range[2]})${unit}`],
     [mark && size !== null ? nameOf(mark).name : "Mask pointed at", mark && size !== null ? `${number(size, 4)} ${whole}` : "–"],
   ];

@@ -112,14 +112,15 @@ export function topOf(scene, kind) {
 
 /**
  * Where an image of h × w is drawn in a panel of these sides.
- * @param {{h: number, w: number}} slice
+ * @param {{h: number, w: number, tall: number}} slice
  * @param {number} width
  * @param {number} height
  */
 export function placed(slice, width, height) {
-  const scale = Math.min(width / slice.w, height / slice.h) * state.zoom.scale;
+  const h = slice.h * slice.tall;
+  const scale = Math.min(width / slice.w, height / h) * state.zoom.scale;
   const x = width / 2 - state.zoom.x * slice.w * scale;
-  const y = height / 2 - state.zoom.y * slice.h * scale;
+  const y = height / 2 - state.zoom.y * h * scale;
   return { scale, x, y };
 }
 
@@ -147,7 +148,7 @@ export function paint(to, at, kind, width, height) {
   to.imageSmoothingEnabled = scale < 1;
   for (const { canvas, opacity } of layers(at, slice, kind)) {
     to.globalAlpha = opacity;
-    to.drawImage(canvas, 0, 0);
+    to.drawImage(canvas, 0, 0, slice.w, slice.h * slice.tall);
   }
   to.lineJoin = "round";
   for (const { path, colour, width: thick, dash, fill } of lines(at, slice, kind)) {
@@ -208,7 +209,7 @@ function build() {
   }
   for (const { scene, kind, canvas, figure } of panels) {
     const caption = /** @type {HTMLElement} */ (figure.firstElementChild);
-    caption.replaceChildren(element("span", { className: "what" }, titleOf(scene, kind)));
+    caption.replaceChildren(element("span", { className: "what", title: titleOf(scene, kind) }, titleOf(scene, kind)));
     canvas.setAttribute("aria-label", `${titleOf(scene, kind)} of ${state.scenes[scene]?.summary.name ?? "no image"}`);
     if (kind === "contours" || !state.scenes[scene]) continue;
     const top = element("span", {}, number(topOf(state.scenes[scene], kind), 2));
@@ -255,7 +256,8 @@ function pointed(panel, event) {
   if (!slice) return null;
   const box = panel.canvas.getBoundingClientRect();
   const { scale, x, y } = placed(slice, box.width, box.height);
-  return { slice, scene, x: (event.clientX - box.left - x) / scale, y: (event.clientY - box.top - y) / scale, scale };
+  const down = scale * slice.tall;
+  return { slice, scene, x: (event.clientX - box.left - x) / scale, y: (event.clientY - box.top - y) / down, scale };
 }
 
 /** @param {Panel} panel */
@@ -294,7 +296,7 @@ function listen(panel) {
       touch("window");
     } else {
       state.zoom.x = Math.max(0, Math.min(1, state.zoom.x - dx / (slice.w * scale)));
-      state.zoom.y = Math.max(0, Math.min(1, state.zoom.y - dy / (slice.h * scale)));
+      state.zoom.y = Math.max(0, Math.min(1, state.zoom.y - dy / (slice.h * slice.tall * scale)));
       touch("zoom");
     }
     down.set(event.pointerId, event);

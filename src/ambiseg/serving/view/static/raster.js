@@ -217,7 +217,7 @@ function step(way, length) {
 }
 
 /**
- * The outline of a mask's class, computed once: as path data and as a path of the canvas.
+ * The outline of a mask's class, computed once: as path data and as a path of the canvas, as tall as pixels are.
  * @param {Slice} slice
  * @param {{kind: string, index: number}} mark
  * @param {Labels | null} labels
@@ -225,7 +225,8 @@ function step(way, length) {
  */
 export function outlineOf(slice, mark, labels, cls) {
   return once(slice, `outline ${mark.kind} ${mark.index}`, `${cls}`, () => {
-    const d = labels ? outline(labels, slice.h, slice.w, cls) : "";
+    const square = labels ? outline(labels, slice.h, slice.w, cls) : "";
+    const d = slice.tall === 1 ? square : square.replace(/([ v])(-?\d+)/g, (_, before, y) => `${before}${+(y * slice.tall).toFixed(3)}`);
     return { d, path: new Path2D(d) };
   });
 }

@@ -125,7 +125,7 @@ export function svg() {
     parts.push(`<g transform="translate(${x} ${y}) scale(${scale})">`);
     for (const { canvas, opacity } of layers(scene, slice, kind)) {
       const style = `opacity="${opacity}" style="image-rendering:pixelated"`;
-      parts.push(`<image width="${slice.w}" height="${slice.h}" ${style} href="${canvas.toDataURL()}"/>`);
+      parts.push(`<image width="${slice.w}" height="${slice.h * slice.tall}" preserveAspectRatio="none" ${style} href="${canvas.toDataURL()}"/>`);
     }
     for (const { d, colour, width: thick, dash, fill } of lines(scene, slice, kind)) {
       const dashed = dash ? ` stroke-dasharray="${6 / scale} ${3 / scale}"` : "";

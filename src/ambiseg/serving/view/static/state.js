@@ -100,6 +100,8 @@ export function load(scene, k) {
   if (!promise) {
     promise = fetchSlice(scene.id, k)
       .then((found) => {
+        const [, rows, columns] = scene.summary.spacing ?? [];
+        if (rows && columns) found.tall = rows / columns;
         scene.slices.set(k, found);
         for (const far of scene.slices.keys()) {
           if (scene.slices.size <= KEPT) break;
@@ -224,9 +226,10 @@ export function percent(share) {
   return value > 0 && value < 0.1 ? "< 0.1 %" : `${value.toFixed(value < 9.95 ? 1 : 0)} %`;
 }
 
-/** @param {number} value @param {number} [digits] */
+/** To so many digits; whole numbers have all of theirs. @param {number} value @param {number} [digits] */
 export function number(value, digits = 3) {
-  const text = Number.isFinite(value) ? String(Number(value.toPrecision(digits))) : "–";
+  const whole = Math.floor(Math.log10(Math.max(Math.abs(value), 1))) + 1;
+  const text = Number.isFinite(value) ? String(Number(value.toPrecision(Math.min(Math.max(digits, whole), 100)))) : "–";
   return text.replace("-", "−");
 }
 

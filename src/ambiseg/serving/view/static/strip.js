@@ -15,15 +15,17 @@ const MARGIN = 0.35; // of the masks' box, around it
 let tiles = [];
 
 /**
- * The square part of a slice that thumbnails show: where its masks are.
+ * The square part of a slice that thumbnails show: where its masks are, in widths of a pixel.
  * @param {Slice} slice
  */
 export function focusOf(slice) {
   return once(slice, "focus", "", () => {
-    const { h, w } = slice;
-    const box = boxOf([...slice.masks, ...slice.centres, ...slice.readers], h, w);
+    const { w, tall } = slice;
+    const box = boxOf([...slice.masks, ...slice.centres, ...slice.readers], slice.h, w);
+    const h = slice.h * tall;
     if (!box) return { x: (w - Math.max(h, w)) / 2, y: (h - Math.max(h, w)) / 2, side: Math.max(h, w) };
-    const [x, y, width, height] = box;
+    const [x, width] = [box[0], box[2]];
+    const [y, height] = [box[1] * tall, box[3] * tall];
     const side = Math.min(Math.max(h, w), Math.max(16, Math.max(width, height) * (1 + 2 * MARGIN)));
     return { x: x + width / 2 - side / 2, y: y + height / 2 - side / 2, side };
   });
@@ -46,12 +48,13 @@ function draw({ mark, canvas }) {
   const scale = side / focus.side;
   to.setTransform(scale, 0, 0, scale, -focus.x * scale, -focus.y * scale);
   to.imageSmoothingEnabled = scale < 1;
-  to.drawImage(picture(slice, state.window.low, state.window.high), 0, 0);
+  const h = slice.h * slice.tall;
+  to.drawImage(picture(slice, state.window.low, state.window.high), 0, 0, slice.w, h);
   const { path } = outlineOf(slice, mark, labels, state.cls);
   to.globalAlpha = 0.3;
   if (scene.colours.length > 2) {
     const name = `filled ${mark.kind} ${mark.index}`;
-    to.drawImage(once(slice, name, "", () => filled(labels, slice.h, slice.w, scene.colours)), 0, 0);
+    to.drawImage(once(slice, name, "", () => filled(labels, slice.h, slice.w, scene.colours)), 0, 0, slice.w, h);
   } else {
     to.fillStyle = scene.colours[state.cls] ?? "#ffffff";
     to.fill(path);

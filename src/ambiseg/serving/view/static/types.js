@@ -73,6 +73,7 @@
  * @property {number} k
  * @property {number} h
  * @property {number} w
+ * @property {number} tall of a pixel, as a multiple of its width; places on the screen count widths
  * @property {number} channels
  * @property {Float32Array | null} image [C, h, w]
  * @property {(Uint8Array | Uint16Array)[]} masks
