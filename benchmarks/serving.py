@@ -1,8 +1,8 @@
 """What does the service cost beside the Python API, and how long do requests wait under load?
 
-CPU time of the service and of its worker, from /proc, per image, against ``ambiseg.predict`` of the same files in the
-same run, in turn; the least of each. Latencies are wall time of clients that send one request after the other: they
-hold for this machine and whatever else runs on it.
+CPU time of the service and of its worker, from /proc, per image, against a ``Predictor`` of the same run, which is what
+``ambiseg.predict`` calls, of the same files, in turn; the least of each. Latencies are wall time of clients that send
+one request after the other: they hold for this machine and whatever else runs on it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import torch
 
-import ambiseg
-from ambiseg.runs import TrainedModel
+from ambiseg.prediction import Predictor
 from benchmarks.harness import cpu_seconds, publish, table
 
 SIDES = (64, 128, 256)
@@ -128,9 +127,10 @@ def at_once(running: Running, bodies: Sequence[bytes], clients: int) -> list[flo
     return found
 
 
-def costs(folder: Path, model: TrainedModel) -> None:
+def costs(folder: Path) -> None:
     """CPU time per image, alone and with eight clients, against the Python API."""
     print("serving: CPU time per image against ambiseg.predict, one thread")
+    predictor = Predictor("demo")  # as the service has it, with what the run knows of images unlike its own
     rows, data = [], {}
     with service() as running:
         for side in SIDES:
@@ -139,7 +139,7 @@ def costs(folder: Path, model: TrainedModel) -> None:
             best = {"api": float("inf"), "one": float("inf"), "eight": float("inf")}
             at_once(running, bodies, 8)  # a batch of a length is compared with its images alone once
             for _ in range(ROUNDS):
-                best["api"] = min(best["api"], cpu_seconds(lambda: _predict(model, paths)))  # noqa: B023
+                best["api"] = min(best["api"], cpu_seconds(lambda: _predict(predictor, paths)))  # noqa: B023
                 for name, clients in (("one", 1), ("eight", 8)):
                     before = running.cpu()
                     at_once(running, bodies, clients)
@@ -153,10 +153,11 @@ def costs(folder: Path, model: TrainedModel) -> None:
     publish("serving", "The service against the Python API, per image", table(headers, rows), data)
 
 
-def _predict(model: TrainedModel, paths: Sequence[Path]) -> None:
+def _predict(predictor: Predictor, paths: Sequence[Path]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ambiseg.predict(model, paths)
+        for path in paths:
+            predictor(path)
 
 
 def load(folder: Path) -> None:
@@ -182,9 +183,8 @@ def load(folder: Path) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    model = ambiseg.load("demo")
     with tempfile.TemporaryDirectory() as place:
-        costs(Path(place), model)
+        costs(Path(place))
         load(Path(place))
 
 
