@@ -35,7 +35,7 @@ from tests.browser import (
     wait_open,
 )
 from tests.test_view import Client, arrays
-from tests.test_view_page import CONTROLS, VISIBLE
+from tests.test_view_layout import CONTROLS, VISIBLE
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.browser import CHROMIUM, PHONE, browsing, opened, settled, viewing, wait_open
+from tests.browser import CHROMIUM, DESK, PHONE, browsing, opened, overlapping, pixels, settled, viewing, wait_open
 from tests.files import save
 
 pytest.importorskip("playwright", reason="Playwright is not installed")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
+CONTROLS = "button, input:not([type=file]), select, summary, .panel"
+VISIBLE = """(selector) => [...document.querySelectorAll(selector)].flatMap((one, i) => {
+  let { left, top, right, bottom } = one.getBoundingClientRect();
+  for (let up = one.parentElement; up; up = up.parentElement) {  // what scrolls or clips
+    if (getComputedStyle(up).overflow === "visible") continue;
+    const box = up.getBoundingClientRect();
+    [left, top] = [Math.max(left, box.left), Math.max(top, box.top)];
+    [right, bottom] = [Math.min(right, box.right), Math.min(bottom, box.bottom)];
+  }
+  if (right - left < 2 || bottom - top < 2 || !one.checkVisibility()) return [];
+  const name = `${i} ${one.id || one.ariaLabel || one.textContent}`.trim().slice(0, 40);
+  return [[name, { x: left, y: top, width: right - left, height: bottom - top }]];
+})"""
 SIZES = [PHONE, (768, 1024), (1200, 720), (1280, 800), (1920, 1080)]
 
 
@@ -44,6 +57,20 @@ def volume(path: Path, tall: float) -> Path:
     values = np.where(inside, 30, -850).astype(np.int16) + 0 * z.astype(np.int16)
     nibabel.save(nibabel.Nifti1Image(values, np.diag([0.5, 0.5 * tall, 2, 1])), path)
     return path
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", [DESK, (820, 1180), PHONE], ids=["desk", "tablet", "phone"])
+def test_nothing_overlaps_and_nothing_moves(browser, address, size, theme):
+    with opened(browser, address, size, theme) as page:
+        wait_open(page, "sample")
+        boxes = page.evaluate(VISIBLE, CONTROLS)
+        assert len(boxes) > 20
+        assert overlapping(boxes) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (int(re.findall(r"\d+", ground)[0]) < 60) == (theme == "dark")
+        assert len(set(pixels(page))) > 50
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)

@@ -14,25 +14,11 @@ import pytest
 
 from ambiseg.data import Nodules
 from ambiseg.masks import MaskDistribution
-from tests.browser import CHROMIUM, DESK, PHONE, browsing, opened, overlapping, pixels, settled, viewing, wait_open
+from tests.browser import CHROMIUM, PHONE, browsing, opened, pixels, settled, viewing, wait_open
 from tests.conftest import SHARED
 
 pytest.importorskip("playwright", reason="Playwright is not installed")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-
-CONTROLS = "button, input:not([type=file]), select, summary, .panel"
-VISIBLE = """(selector) => [...document.querySelectorAll(selector)].flatMap((one, i) => {
-  let { left, top, right, bottom } = one.getBoundingClientRect();
-  for (let up = one.parentElement; up; up = up.parentElement) {  // what scrolls or clips
-    if (getComputedStyle(up).overflow === "visible") continue;
-    const box = up.getBoundingClientRect();
-    [left, top] = [Math.max(left, box.left), Math.max(top, box.top)];
-    [right, bottom] = [Math.min(right, box.right), Math.min(bottom, box.bottom)];
-  }
-  if (right - left < 2 || bottom - top < 2 || !one.checkVisibility()) return [];
-  const name = `${i} ${one.id || one.ariaLabel || one.textContent}`.trim().slice(0, 40);
-  return [[name, { x: left, y: top, width: right - left, height: bottom - top }]];
-})"""
 
 
 @pytest.fixture(scope="module")
@@ -50,20 +36,6 @@ def address(place: Path) -> Iterator[str]:
 def browser() -> Iterator[Any]:
     with browsing() as found:
         yield found
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("size", [DESK, (820, 1180), PHONE], ids=["desk", "tablet", "phone"])
-def test_nothing_overlaps_and_nothing_moves(browser, address, size, theme):
-    with opened(browser, address, size, theme) as page:
-        wait_open(page, "sample")
-        boxes = page.evaluate(VISIBLE, CONTROLS)
-        assert len(boxes) > 20
-        assert overlapping(boxes) == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
-        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (int(re.findall(r"\d+", ground)[0]) < 60) == (theme == "dark")
-        assert len(set(pixels(page))) > 50
 
 
 def test_masks_are_previewed_and_pinned(browser, address):
