@@ -18,6 +18,6 @@ def distinct(rows: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     ([0, 1], [0, 1, 0])
     """
     seen = dict[bytes, int]()
-    keys = (row.tobytes() if row.nbytes < _LONG else blake2b(np.ascontiguousarray(row)).digest() for row in rows)
+    keys = (row.tobytes() if row.nbytes < _LONG else blake2b(np.ascontiguousarray(row).data).digest() for row in rows)
     which = np.array([seen.setdefault(key, len(seen)) for key in keys])
     return np.flatnonzero(np.diff(np.maximum.accumulate(which), prepend=-1)), which
