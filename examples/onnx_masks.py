@@ -2,7 +2,7 @@
 
     python examples/onnx_masks.py demo.onnx masks/ scans/*.tif
 
-Writes masks/CASE/mask_00.png … and masks/weights.json, which `ambiseg evaluate --predictions masks/ --truth DATA` reads.
+Writes masks/CASE/mask_00.png … and masks/weights.json: `ambiseg evaluate --predictions masks/ --truth DATA` reads them.
 Images are files of one channel or three in the units of the training data, such as Hounsfield units.
 """
 
