@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ambiseg import MaskDistribution, masks, overlap, regions
+from ambiseg import MaskDistribution, bits, masks, overlap, regions
 from ambiseg._util import bands as module
 from ambiseg._util.bands import bands
 from ambiseg._util.errors import DataError
@@ -28,8 +28,10 @@ def _small(monkeypatch):
     for where in (module, cases):
         monkeypatch.setattr(where, "PIXELS", 50)
     monkeypatch.setattr(MaskDistribution.bands, "__defaults__", (64,))
-    for where in (masks, regions, overlap):
+    for where in (masks, regions):
         monkeypatch.setattr(where, "_AT_ONCE", 64)
+    for where in (bits, overlap):
+        monkeypatch.setattr(where, "PIXELS", 64)
     monkeypatch.setattr(loader, "_LARGE", 10)
 
 

@@ -58,9 +58,11 @@ def test_a_plan_needs_no_warning():
 
 
 # Images, patients and sizes as the data of each recipe have them.
+LIDC71 = {"images": 1500, "patients": 500, "median": (71, 71), "readers": 4}
 OWN = {
     "demo": {"images": 1466, "patients": 480, "median": (64, 64), "readers": 4},
-    "lidc71": {"images": 1500, "patients": 500, "median": (71, 71), "readers": 4},
+    "lidc71": LIDC71,
+    "lidc71-paper": LIDC71,
     "camvid": {"images": 367, "patients": 4, "median": (60, 80), "readers": 32},
     "cityscapes": {"images": 2500, "patients": 15, "median": (256, 512), "readers": 32},
     "cityscapes-extra": {"images": 2500, "patients": 15, "median": (256, 512), "readers": 32},
