@@ -68,8 +68,8 @@ def predict(
             with the package; or arrays ``[H, W]`` or ``[C, H, W]`` and volumes ``[D, C, H, W]`` in the units of the
             training data, with all channels of the model. One of them, or a list.
         out: a folder; every image gets a folder of its name in it, which appears when all its files are written.
-        per_stratum, samples, seed, window, overlap, merge, convert, axes, axis, assume_window, extra, symmetries,
-            keep, consensus, measure: see :class:`Options`.
+        per_stratum, samples, seed, window, overlap, merge, convert, axes, axis, assume_window: see :class:`Options`.
+        extra, symmetries, keep, consensus, measure: see :class:`Options` as well.
         dicom: DICOM files of one folder are the slices of one ``"series"``, or separate ``"files"``.
         existing: what to do with earlier results in ``out``: ``"refuse"``, ``"skip"`` their images, ``"overwrite"``.
         overview: also draw ``overview.png``.

@@ -1,18 +1,18 @@
 """The files of a prediction: one folder per image, which appears when it is complete.
 
-====================  =============================================================================================
-``mask_00.png`` …      class ids, in descending order of weight; in the format of the image, see :mod:`ambiseg.io.write`
-``NAME_1.png`` …       the most typical mask of each stratum, if there are any; NAME is the method's word for one
-``weights.json``       the weight of each mask, and the strata it came from
-``masks.npz``          all masks as a :class:`~ambiseg.masks.MaskDistribution`
-``entropy.tif``        entropy of each pixel's class, float32 in nats (``.nii.gz`` where the masks are)
-``entropy.png``        the same as a picture, from 0 to log(classes); not of volumes
-``inner.png`` …        of a calibrated run: ``outer``, ``inner``, ``found`` and ``sure``, with the id of the class
-                      (``inner_2.png`` …, where several are evaluated)
-``overview.png``       image, masks and entropy in one picture
-``consensus_NAME.png``  one mask by the rule NAME of :data:`~ambiseg.decisions.consensus.CONSENSUS`
-``measurements.csv``   and ``.json``: see :mod:`ambiseg.prediction.deciding`
-====================  =============================================================================================
+=======================  =============================================================================================
+``mask_00.png`` …        class ids, in descending order of weight; in the format of the image, see :mod:`ambiseg.io.write`
+``NAME_1.png`` …         the most typical mask of each stratum, if there are any; NAME is the method's word for one
+``weights.json``         the weight of each mask, and the strata it came from
+``masks.npz``            all masks as a :class:`~ambiseg.masks.MaskDistribution`
+``entropy.tif``          entropy of each pixel's class, float32 in nats (``.nii.gz`` where the masks are)
+``entropy.png``          the same as a picture, from 0 to log(classes); not of volumes
+``inner.png`` …          of a calibrated run: ``outer``, ``inner``, ``found`` and ``sure``, with the id of the class
+                         (``inner_2.png`` …, where several are evaluated)
+``overview.png``         image, masks and entropy in one picture
+``consensus_NAME.png``   one mask by the rule NAME of :data:`~ambiseg.decisions.consensus.CONSENSUS`
+``measurements.csv``     and ``.json``: see :mod:`ambiseg.prediction.deciding`
+=======================  =============================================================================================
 """
 
 from __future__ import annotations
