@@ -1,7 +1,7 @@
 """The files of a prediction: one folder per image, which appears when it is complete.
 
 =======================  =============================================================================================
-``mask_00.png`` …        class ids, in descending order of weight; in the format of the image, see :mod:`ambiseg.io.write`
+``mask_00.png`` …        class ids, in descending order of weight, in the image's format: see :mod:`ambiseg.io.write`
 ``NAME_1.png`` …         the most typical mask of each stratum, if there are any; NAME is the method's word for one
 ``weights.json``         the weight of each mask, and the strata it came from
 ``masks.npz``            all masks as a :class:`~ambiseg.masks.MaskDistribution`
